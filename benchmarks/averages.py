@@ -1,7 +1,8 @@
-"""What an EMA of the weights adds to a member's step: alone, and as one of a pack that is one program; on CUDA also behind captured steps.
+"""Measures what an EMA of the weights adds to a member's step: alone and in a pack stepped as one program; on CUDA also with captured steps.
 
-Sides, with the average and without, take turns on the same samples in one process, epoch by epoch; a round has several. Afterwards the raw
-weights of both are compared, and the average of each member alone with torch's `AveragedModel`, which followed the same steps: all bits.
+The sides with and without the average take turns epoch by epoch, in one process and on the same samples; a round has
+several epochs. Afterwards the raw weights of both sides must be equal, and each member's average alone must be equal to
+that of torch's `AveragedModel` after the same steps, bit for bit.
 """
 
 import itertools
@@ -34,7 +35,7 @@ CASES = (
 
 
 def task(workload: str, size: int, *, averaged: bool, device: str) -> Task:
-    """Members with an EMA or without."""
+    """Return a task whose members have an EMA, or none."""
     made = Task(WORKLOADS[workload], size, device, torch.float32)
     average = argosy.EMA(DECAY) if averaged else None
     made.members = [replace(member, average=average) for member in made.members]
@@ -42,7 +43,7 @@ def task(workload: str, size: int, *, averaged: bool, device: str) -> Task:
 
 
 def seconds(side: Side, made: Task, epoch: int) -> float:
-    """Of all steps on an epoch: of the processor where that makes them, since others of the machine are busy too."""
+    """Return the seconds of all steps of an epoch; on a CPU its processor time, since other work shares the machine."""
     clock = time.process_time if made.device.startswith("cpu") else time.perf_counter
     side.prepare(epoch)
     block = made.block(epoch)
@@ -54,7 +55,7 @@ def seconds(side: Side, made: Task, epoch: int) -> float:
 
 
 def as_torch(workload: str, device: str) -> bool:
-    """Whether a member's average has the bits of torch's after some epochs."""
+    """Return whether a member's average has the same bits as torch's after some epochs."""
     made = task(workload, 1, averaged=True, device=device)
     (live,) = made.lives()
     program, torchs = Solo(live), AveragedModel(live.model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
@@ -71,7 +72,7 @@ def as_torch(workload: str, device: str) -> bool:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--epochs", type=int, default=20, help="epochs of a round")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs in a round")
     parser.add_argument("--device", default="cpu:0")
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""One network, stepped and saved as a loop by hand does it, without a line of Argosy."""
+"""One network that is stepped and saved as in a hand-written loop, without Argosy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ class ByHand:
         self.loss = torch.zeros((), dtype=torch.float64)
 
     def step(self, batch: Any) -> None:
-        """One step on inputs and class numbers."""
+        """Take one step on inputs and class numbers."""
         x, y = batch
         self.optimizer.zero_grad(set_to_none=True)
         losses = functional.cross_entropy(self.model(x), y, reduction="none")

@@ -1,10 +1,11 @@
-"""Seeded campaign of faults: every run must end with the table and the weights of the faultless one.
+"""Seeded fault campaign: every run must end with the table and the weights of a run without faults.
 
-``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
-driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
-command. A run that the driver did not survive is continued by the same command, as a person would. With ``--sharing``, of
-two nodes that share their stream by that pipeline; their exchanges are victims then as well. With ``--moves``, of members that
-change devices at the ends of sections. ``--edges`` runs have their surroundings hurt instead (`chaos_edges`).
+In each of ``--runs`` runs, 1 to 5 faults happen at random moments: a trainer, feeder, loader worker, fork server or the
+driver is killed (kill -9) or stopped. In ``--driver-kills`` further cases only the driver is killed, and the same
+command follows at once. A run whose driver died is continued by the same command, as a person would do. With
+``--sharing``, two nodes share their stream by that pipeline, and their exchange processes are victims too. With
+``--moves``, members change devices at the ends of sections. ``--edges`` runs have their surroundings damaged instead
+(`chaos_edges`).
 """
 
 import argparse
@@ -43,7 +44,7 @@ def start(directory: Path, settings: str) -> Run:
 
 
 def hurt(run: Run, roles: Sequence[str], dice: random.Random) -> str | None:
-    """One fault at a random moment, as soon as there is a victim; None where the run ended before."""
+    """Cause one fault at a random moment, as soon as there is a victim; return None if the run ended before."""
     moment = time.monotonic() + dice.uniform(0.0, 2.0)
     role, number = dice.choice(roles), dice.choice(SIGNALS)
     if role == "driver":
@@ -58,7 +59,7 @@ def hurt(run: Run, roles: Sequence[str], dice: random.Random) -> str | None:
 
 
 def one_run(directory: Path, settings: str, seed: int) -> tuple[list[str], list[Run]]:
-    """A run with its faults, continued until it is done; returns the faults that happened and the drivers it took."""
+    """Run a study with faults, continue it until it is done, and return the faults that happened and the drivers it took."""
     dice = random.Random(seed)
     runs, faults = [start(directory, settings)], []
     roles = ROLES if settings in (ONE_NODE, MOVES) else SHARING_ROLES
@@ -75,7 +76,7 @@ def one_run(directory: Path, settings: str, seed: int) -> tuple[list[str], list[
 
 
 def check(directory: Path, runs: list[Run], expected: dict[str, object]) -> list[str]:
-    """What is wrong after a run."""
+    """Return what is wrong after a run."""
     found = audit(directory)
     if evidence.results(directory) != expected:
         found.append("results differ from the faultless run")
@@ -88,7 +89,7 @@ def check(directory: Path, runs: list[Run], expected: dict[str, object]) -> list
 
 
 def kill_driver(directory: Path, settings: str, kills: int, dice: random.Random) -> tuple[int, list[Run]]:
-    """Kill the driver again and again at random moments of one run, each time followed at once by the same command."""
+    """Kill the driver again and again at random moments of one run, and follow each kill at once by the same command."""
     runs, done = [start(directory, settings)], 0
     while done < kills:
         deadline = time.monotonic() + dice.uniform(0.5, 3.5)
@@ -105,7 +106,7 @@ def kill_driver(directory: Path, settings: str, kills: int, dice: random.Random)
 
 
 def kills(folder: Path, settings: str, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The campaign of kills: (run, faults that happened, what is wrong) of each seed."""
+    """Run the campaign of kills; yield for each seed the run, the faults that happened, and what is wrong."""
     expected = faultless(folder / "faultless", settings)
     for seed in seeds:
         directory = folder / f"seed-{seed}"
@@ -114,7 +115,7 @@ def kills(folder: Path, settings: str, seeds: Sequence[int]) -> Iterator[tuple[s
 
 
 def driver_kills(folder: Path, settings: str, wanted: int, first: int) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The campaign against the driver alone."""
+    """Run the campaign against the driver alone."""
     expected, done, batch = faultless(folder / "faultless", settings), 0, 0
     while done < wanted:
         directory = folder / f"driver-{batch}"
@@ -126,7 +127,7 @@ def driver_kills(folder: Path, settings: str, wanted: int, first: int) -> Iterat
 
 
 def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The campaign at the edges, each run with surroundings of its own."""
+    """Run the campaign at the edges, each run in surroundings of its own."""
     expected = {}
     for seed in seeds:
         kind = DATA[seed % len(DATA)]
@@ -138,13 +139,13 @@ def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], 
 
 
 def inline(directory: Path, kind: str) -> dict[str, object]:
-    """What comes out of the study of the edges in one process, to which nothing happens."""
+    """Return the results of the edges' study when it runs undisturbed in one process."""
     argosy.train(study(kind, LENGTH, EPOCHS), quiet=True, directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 
 def faultless(directory: Path, settings: str) -> dict[str, object]:
-    """What comes out of a run that nothing happens to."""
+    """Return the results of an undisturbed run."""
     if not directory.exists():
         assert start(directory, settings).end() == 0
     return evidence.results(directory)
@@ -156,7 +157,9 @@ def main() -> None:
     parser.add_argument("--driver-kills", type=int, default=50)
     parser.add_argument("--edges", type=int, default=0)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--sharing", choices=["local", *PIPELINES], help="two nodes, which share by this pipeline")
+    parser.add_argument(
+        "--sharing", choices=["local", *PIPELINES], help="two nodes that share their stream by this pipeline"
+    )
     parser.add_argument("--moves", action="store_true", help="members change devices whenever one of them ends")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Faults at the edges of a run: what surrounds it changes or goes, and what it is told is nonsense.
+"""Faults at the edges of a run: its surroundings change or disappear, or it is sent nonsense.
 
-A run goes on through each of them, or ends with one sentence and goes on with the same command.
+A run must survive each of them, or end with one sentence and continue with the same command.
 """
 
 import contextlib
@@ -46,24 +46,25 @@ BROKEN = {
     "another": "study = 7",
     "nobody-new": "import studies\nstudy = studies.study(400, fleet=studies.members())",
 }
-"""Files that `argosy add` is given; none of them has a member that could join."""
+"""Files for `argosy add`; none of them has a member that could join."""
 DATA = ("drawn", "kept", "streamed", "ragged", "sharded")
-"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream, texts of unlike length, read
-from shards in each epoch."""
+"""Kinds of data, used in turn: drawn anew in each epoch; cached with noise added afterwards; streamed once; texts of unequal length; shards read
+in each epoch.
+"""
 HOUR = 3600
 MOST_SECONDS = 3.0
-"""The latest moment for a fault, behind the one before."""
+"""The latest moment for a fault, counted from the one before."""
 MOST_RUNS = 8
-"""So many times the same command may be needed."""
+"""How often the same command may be needed."""
 ROLES = {
     ONE_NODE: ("trainer", "feeder", "loader", "server", "driver"),
     TWO_NODES: ("trainer", "feeder", "loader", "server", "driver", "exchange"),
 }
-"""Processes of a run, by its settings."""
+"""Roles of the processes of a run, by its settings."""
 
 
 def study(kind: str, length: int, epochs: int, *, augment: Any = None) -> argosy.Study:
-    """Four unlike members, and one with this augmentation."""
+    """Return a study of four unlike members, and one with this augmentation."""
     if kind == "ragged":
         fleet = [*texts.fleet(), texts.member("slow", augment=augment)]
         return texts.study(*fleet, length=length, stop=argosy.MaxEpochs(epochs))
@@ -72,7 +73,7 @@ def study(kind: str, length: int, epochs: int, *, augment: Any = None) -> argosy
 
 
 class Surroundings:
-    """What a run depends on beside its directory, all in reach of the faults."""
+    """Everything beside its directory that a run depends on, placed where the faults can reach it."""
 
     def __init__(self, folder: Path, settings: str, *, data: str, length: int, epochs: int) -> None:
         self.directory, self.settings = folder / "run", settings
@@ -81,11 +82,11 @@ class Surroundings:
         self.study.write_text(STUDY.format(data=data, length=length, epochs=epochs))
         self.runs: list[Run] = []
         self.asked: list[subprocess.Popen[bytes]] = []
-        """Commands of other people."""
+        """Commands that other people gave."""
         self.reader: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """The command, its output read by another program."""
+        """Start the command, with another program reading its output."""
         self.end()
         self.reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         script = SCRIPT.replace("{study}", str(self.study))
@@ -97,7 +98,7 @@ class Surroundings:
         return subprocess.Popen(words, env=self._environment(), stdout=self.reader.stdin, stderr=err)
 
     def tell(self, *words: str) -> None:
-        """A command to the run at work; nobody waits for its answer here."""
+        """Send a command to the current run without waiting for the answer."""
         program, nowhere = [sys.executable, "-m", "argosy"], subprocess.DEVNULL
         self.asked.append(subprocess.Popen([*program, *words], env=self._environment(), stdout=nowhere, stderr=nowhere))
 
@@ -113,11 +114,11 @@ class Surroundings:
 
     @property
     def run(self) -> Run:
-        """The one at work."""
+        """The current run."""
         return self.runs[-1]
 
     def victim(self, dice: random.Random) -> tuple[str, Sequence[psutil.Process]]:
-        """A role, and one process of it as soon as there are some; none where the run ended before."""
+        """Return a role and one process of it as soon as there is one, or no process if the run ended before."""
         role = dice.choice(ROLES[self.settings])
         while self.run.process.poll() is None:
             if found := self.run.role(role):
@@ -126,7 +127,7 @@ class Surroundings:
         return role, ()
 
     def end(self) -> None:
-        """Let the reader of the last command go."""
+        """End the program that reads the last command's output."""
         if self.reader is not None:
             with contextlib.suppress(OSError):
                 self.reader.communicate()
@@ -134,14 +135,14 @@ class Surroundings:
 
 
 def close_stdout(around: Surroundings, dice: random.Random) -> str:
-    """As ``| head`` does."""
+    """Close the run's output, as ``| head`` does."""
     assert around.reader is not None
     around.reader.kill()
     return "stdout closed"
 
 
 def take_home(around: Surroundings, dice: random.Random) -> str:
-    """Nothing can be made below a file."""
+    """Replace the home directory by a file, so that nothing can be created in it."""
     if around.home.is_dir():
         shutil.rmtree(around.home)
         around.home.touch()
@@ -149,13 +150,13 @@ def take_home(around: Surroundings, dice: random.Random) -> str:
 
 
 def set_clock(around: Surroundings, dice: random.Random) -> str:
-    """For every process of the run, and of the runs that follow."""
+    """Set the clock for all processes of this run and of the runs that follow."""
     around.clock.write_text(str(dice.choice((-HOUR, HOUR))))
     return "clock set"
 
 
 def exhaust(around: Surroundings, dice: random.Random) -> str:
-    """No file more for a process, and for those that it starts meanwhile."""
+    """Let a process, and those that it starts meanwhile, open no more files."""
     role, victims = around.victim(dice)
     for victim in victims:
         with contextlib.suppress(psutil.Error):
@@ -167,7 +168,7 @@ def exhaust(around: Surroundings, dice: random.Random) -> str:
 
 
 def add_nonsense(around: Surroundings, dice: random.Random) -> str:
-    """A file without a member that could join."""
+    """Add a study file without a member that could join."""
     kind = dice.choice(list(BROKEN))
     path = around.study.with_name(f"{kind}.py")
     path.write_text(BROKEN[kind])
@@ -176,7 +177,7 @@ def add_nonsense(around: Surroundings, dice: random.Random) -> str:
 
 
 def stop_for_a_while(around: Surroundings, dice: random.Random) -> str:
-    """A process does nothing for a minute, or for some seconds."""
+    """Stop a process for some seconds, or for a minute."""
     seconds = 60.0 if dice.random() < 0.1 else dice.uniform(0.2, 8.0)
     role, victims = around.victim(dice)
     for victim in victims:
@@ -187,7 +188,7 @@ def stop_for_a_while(around: Surroundings, dice: random.Random) -> str:
 
 
 def stop_for_ever(around: Surroundings, dice: random.Random) -> str:
-    """A process does nothing any more; a person kills the driver then."""
+    """Stop a process for ever; if it is the driver, kill it then, as a person would."""
     role, victims = around.victim(dice)
     for victim in victims:
         around.run.signal(victim, signal.SIGSTOP)
@@ -209,7 +210,7 @@ FAULTS: tuple[Callable[[Surroundings, random.Random], str], ...] = (
 
 
 def befall(around: Surroundings, dice: random.Random) -> str | None:
-    """One fault at a random moment of a run; None where the run ended before."""
+    """Cause one fault at a random moment of a run; return None if the run ended before."""
     moment, fault = time.monotonic() + dice.uniform(0.0, MOST_SECONDS), dice.choice(FAULTS)
     while time.monotonic() < moment and around.run.process.poll() is None:
         around.run.processes()
@@ -218,7 +219,7 @@ def befall(around: Surroundings, dice: random.Random) -> str | None:
 
 
 def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[list[str], Surroundings]:
-    """A run with up to four faults, and the same command until it is done; returns the faults that happened, and where."""
+    """Run a study with up to four faults, repeat the command until it is done, and return the faults and the surroundings."""
     dice, faults = random.Random(seed), []
     settings = dice.choice((ONE_NODE, ONE_NODE, ONE_NODE, TWO_NODES))
     around = Surroundings(folder, settings, data=DATA[seed % len(DATA)], length=length, epochs=epochs)
@@ -239,7 +240,7 @@ def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[
 
 
 def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
-    """What was wrong on the way: a run that ended for what it should go on through, or said so in no sentence for people."""
+    """Return what went wrong meanwhile: ends of a run that should have continued, and errors that are no sentence for people."""
     found, errors = [], around.run.errors
     ends = len(around.runs) - 1 - faults.count("driver: stopped for ever")
     exhausted = any(fault.endswith("descriptors") for fault in faults)
@@ -249,7 +250,7 @@ def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
     if set(answers) - {2}:
         found.append(f"nonsense was answered with exit codes {answers}")
     for trace in errors.split("Traceback (most recent call last)")[1:]:
-        # An interpreter that cannot open its own modules has no words of ours yet.
+        # An interpreter that cannot open its own modules fails before Argosy can print a sentence.
         if not (exhausted and "frozen importlib" in trace):
             found.append(f"a traceback: {trace[-2000:]}")
     return found

@@ -1,8 +1,9 @@
-"""Seeded campaign of faults against members that span devices: every run must end with the weights of members alone.
+"""Seeded fault campaign against members that span devices: every run must end with the weights of members trained alone.
 
-Five members on three CPU devices; at every barrier each of them is placed anew, on one device or several, in shares drawn by the
-seed, and up to three processes (trainers, feeders) are killed or stopped at random moments. Weights in float64 may differ from
-those of the member alone by rounding, 1e-9 relative; the audit must pass, and no run may take longer than two minutes.
+Five members train on three CPU devices. At every barrier each of them is placed anew, on one device or several, in
+shares drawn by the seed, and up to three trainers or feeders are killed or stopped at random moments. Weights in
+float64 may differ from those of the member alone by rounding, 1e-9 relative. The audit must pass, and no run may take
+longer than two minutes.
 """
 
 import argparse
@@ -39,7 +40,7 @@ LIMIT_SECONDS = 120
 
 
 def shares_of(seed: int, name: str, asked: int) -> Mapping[int, float]:
-    """Devices and shares of a member, whenever the policy is asked."""
+    """Return the devices and shares of a member for each time the policy is asked."""
     dice = random.Random(f"{seed} {name} {asked}")
     devices = dice.sample(range(DEVICES), dice.choice([1, 1, 2, 2, 3]))
     parts = [dice.choice(PARTS) for _ in devices]
@@ -47,7 +48,7 @@ def shares_of(seed: int, name: str, asked: int) -> Mapping[int, float]:
 
 
 class Hurts:
-    """Kills and stops workers of a run as the dice fall."""
+    """Kills and stops workers of a run at random."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -56,7 +57,7 @@ class Hurts:
         self.happened: list[str] = []
 
     def __call__(self, driver: Driver) -> None:
-        """Between two rounds of the driver."""
+        """Act between two rounds of the driver."""
         workers = driver.pool.workers
         assert isinstance(workers, processes.ProcessWorkers)
         victims = [worker for worker in workers.workers.values() if worker.pid]
@@ -70,7 +71,7 @@ class Hurts:
 
 
 def one_run(directory: Path, seed: int, alone: Mapping[str, Mapping[str, torch.Tensor]]) -> tuple[list[str], int]:
-    """The faults that happened, and how often a member's devices changed; raises where anything is wrong."""
+    """Return the faults that happened and how often a member's devices changed; raise if anything is wrong."""
     hurts = Hurts(random.Random(seed))
     signal.alarm(LIMIT_SECONDS)
     with pytest.MonkeyPatch.context() as patched:

@@ -1,9 +1,10 @@
-"""Seeded campaign of faults on a Ray cluster of three raylets on this machine: every run must end with the faultless weights.
+"""Seeded fault campaign on a Ray cluster of three raylets on this machine: every run must end with the weights of an undisturbed one.
 
-Each run meets 1 to 3 faults at random moments: a raylet is killed and another one started, an agent's process (Ray's actor) is
-killed, or one of its workers, or the driver, which the same command follows at once. No run is over before it has met all of its
-faults, and nothing of it may be left on the cluster, which is the same for all runs, as clusters are. The raylet of the head, with
-which Ray itself would end, is spared. Raylets that were started in the middle of a run must have been used there. Needs Ray.
+Each run meets 1 to 3 faults at random moments: a raylet is killed and another one started; or an agent's process (Ray's
+actor), one of its workers, or the driver is killed, and in the last case the same command follows at once. A run trains
+until it has met all of its faults, and must leave nothing on the cluster, which all runs share as on real clusters. The
+head's raylet is spared, since Ray itself would end with it. Some runs must have used a raylet that was started
+meanwhile. Needs Ray.
 """
 
 import argparse
@@ -31,12 +32,12 @@ from raylets import Raylets
 from argosy.running.directory.audit import audit
 
 OTHERS = 2
-"""Raylets beside the head's."""
+"""Raylets besides the head's."""
 ROLES = ("raylet", "agent", "worker", "driver")
 LATEST_SECONDS = 5.0
-"""At which a fault happens, from when the run has ended a section since the last one."""
+"""The latest moment of a fault, counted from the first section that ends after the fault before."""
 USED_SECONDS = 120.0
-"""How long a node that came may take to be used, where that is waited for."""
+"""How long to wait until a new node is used, in runs that wait for it."""
 PATIENCE_SECONDS = 300.0
 ORPHANS_SECONDS = 10.0
 
@@ -50,12 +51,12 @@ class Study(RayRun):
 
     @property
     def uses_who_came(self) -> bool:
-        """Whether a member has ended a section on a node that came."""
+        """Return whether a member has ended a section on a node that came later."""
         came = {str(line["node"]) for line in self.lines("NodeCame")}
         return bool(came & {str(line["device"]).partition("/")[0] for line in self.lines("SectionEnded")})
 
     def until_section(self, latest: float) -> bool:
-        """Wait for a section's end and for some time; False where the run is over before."""
+        """Wait for the end of a section and then for some time; return False if the run ends before."""
         seen, now = len(self.lines("SectionEnded")), time.monotonic()
         moment, deadline = now + latest, now + PATIENCE_SECONDS
         while len(self.lines("SectionEnded")) == seen or time.monotonic() < moment:
@@ -65,7 +66,7 @@ class Study(RayRun):
         return True
 
     def end(self) -> str:
-        """Let it hurry to its end; what went wrong."""
+        """Let the run finish quickly, and return what went wrong."""
         self.hurry.touch()
         try:
             code = self.driver.wait(PATIENCE_SECONDS)
@@ -76,7 +77,7 @@ class Study(RayRun):
 
 
 class Campaign:
-    """One cluster, and the faults that it meets."""
+    """One cluster, and the faults that its runs meet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,12 +85,12 @@ class Campaign:
         self.living = list(range(1, OTHERS + 1))
         self.started = OTHERS
         self.expected: dict[str, object] = {}
-        """What comes out of one process that nothing happens to."""
+        """The results of an undisturbed run in one process."""
         self.used = 0
-        """Runs that used a node that came."""
+        """Runs that used a node that came later."""
 
     def one_run(self, seed: int) -> tuple[list[str], list[str]]:
-        """(faults that happened, what is wrong)."""
+        """Return the faults that happened, and what is wrong."""
         dice, study = random.Random(seed), Study(self.folder / f"seed-{seed}", self.cluster.address)
         happened = list[str]()
         for _ in range(dice.randint(1, 3)):
@@ -139,7 +140,7 @@ class Campaign:
         return self.expected
 
     def _processes(self, name: str) -> list[psutil.Process]:
-        """Ray names the processes of actors after what they do, and Argosy its workers after their roles."""
+        """Return processes by name: Ray names actors after what they do, and Argosy its workers after their roles."""
         found = []
         for process in self.cluster.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -152,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for the runs, which stays")
+    parser.add_argument("--keep", type=Path, help="a new folder in which the runs are kept")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     print(hardware(), flush=True)

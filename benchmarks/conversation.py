@@ -1,9 +1,11 @@
-"""The conversation of a large fleet: what the driver works, what members cost against a plain loop, how soon a signal is obeyed.
+"""Messages in a large fleet: the driver's CPU time, what members cost against a plain loop, and how soon a signal is obeyed.
 
-* A thousand small members on one device and on two, and three thousand of which fifty train at a time: CPU time of the
-  driver's process per member and section; the weights must be those of a plain loop over the same stream epochs.
-* The same runs are ended by SIGTERM at random moments, and continued; each must end soon, and the whole with equal weights.
-* Argosy against that loop, interleaved, where both write the same files at the same moments: CPU from first step to last.
+* A thousand small members train on one device and on two, and three thousand of which fifty train at a time: CPU time
+  of the driver's process per member and section. The weights must be those of a plain loop over the same stream epochs.
+* The same runs are ended by SIGTERM at random moments and continued: each must end soon, and the last with equal
+  weights.
+* Argosy against that loop, interleaved, with both writing the same files at the same moments: CPU time from first step
+  to last.
 * A hundred members are added to a running study, all by one command and each by its own.
 """
 
@@ -35,7 +37,7 @@ study = study([member(name) for name in {names!r}], samples=64, val=64, epochs=1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One study, as both sides are told of it."""
+    """One study, as both sides train it."""
 
     names: tuple[str, ...]
     samples: int
@@ -46,12 +48,12 @@ class Work:
 
     @property
     def told(self) -> dict[str, Any]:
-        """For the process that runs it."""
+        """Return the instructions for the process that runs it."""
         return {**asdict(self), "val": VAL, "added": []}
 
     @property
     def sections(self) -> int:
-        """That all members train together."""
+        """Sections that all members train together."""
         return len(self.names) * self.epochs
 
     def __str__(self) -> str:
@@ -60,7 +62,7 @@ class Work:
 
 
 def saves_of(directory: Path) -> dict[int, list[str]]:
-    """After which stream epochs members were saved; every member trains on all of them."""
+    """Return after which stream epochs which members were saved; every member trains on all epochs."""
     saves: dict[int, list[str]] = {}
     for event in read_journal(directory):
         if isinstance(event, Saved):
@@ -72,7 +74,7 @@ def saves_of(directory: Path) -> dict[int, list[str]]:
 
 
 def fleet(work: Work, folder: Path) -> dict[str, Any]:
-    """One run, and the plain loop over the stream epochs that its members had; of those that take turns, over some."""
+    """Run the fleet, then the plain loop over the stream epochs that its members had; if they take turns, over those of some members."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
         ship = Ship(RUN, work.told, out / "argosy")
@@ -106,13 +108,13 @@ def fleet(work: Work, folder: Path) -> dict[str, Any]:
 
 
 def interrupted(work: Work, folder: Path, *, signals: int, seconds: float, dice: random.Random) -> dict[str, Any]:
-    """A run that is told to end at random moments of its expected length, and continued: how long each end took."""
+    """Interrupt a run at random moments of its expected length and continue it; return how long each end took."""
     took: list[float] = []
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
         for _ in range(signals):
             ship = Ship(RUN, work.told, out)
-            # Before there is a lock nobody is told: the interpreter still imports.
+            # Before there is a lock, the interpreter is still importing and handles no signal.
             while not (ship.directory / "run.lock").exists() and ship.process.poll() is None:
                 time.sleep(0.01)
             time.sleep(dice.uniform(1.0, seconds))
@@ -136,7 +138,7 @@ def interrupted(work: Work, folder: Path, *, signals: int, seconds: float, dice:
 
 
 def against_loop(work: Work, folder: Path) -> dict[str, float]:
-    """Both sides once: CPU seconds from the first step to the last file, and of whole commands."""
+    """Measure both sides once: CPU seconds from the first step to the last file, and of the whole commands."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
         ship = Ship(RUN, work.told, out / "argosy")
@@ -168,7 +170,7 @@ def against_loop(work: Work, folder: Path) -> dict[str, float]:
 
 
 def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str, float]:
-    """So many members join a running study, by so many commands: what the driver worked until the last of them trained."""
+    """Add so many members to a running study by so many commands; return what the driver worked until the last of them trained."""
     names = [f"added-{number}" for number in range(count)]
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
@@ -207,28 +209,28 @@ def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str
 
 
 def names_of(count: int) -> tuple[str, ...]:
-    """Of so many members."""
+    """Return the names of so many members."""
     return tuple(f"m{number:05d}" for number in range(count))
 
 
 def ratios(rounds: Iterable[Mapping[str, float]], above: str, below: str) -> list[float]:
-    """Of two figures, in each round."""
+    """Return the ratio of two figures in each round."""
     return [one[above] / one[below] for one in rounds]
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=3)
-    parser.add_argument("--members", type=int, default=1000, help="of the large fleet")
+    parser.add_argument("--members", type=int, default=1000, help="members of the large fleet")
     parser.add_argument("--turns", type=int, default=3000, help="members of which --width train at a time")
     parser.add_argument("--width", type=int, default=50)
     parser.add_argument("--loops", type=int, nargs="*", default=[100, 400], help="members of the fleets beside a loop")
     parser.add_argument("--added", type=int, default=100, help="members that join a running study")
-    parser.add_argument("--samples", type=int, default=640, help="of an epoch; ten times as many beside a loop")
+    parser.add_argument("--samples", type=int, default=640, help="samples in an epoch; ten times as many beside a loop")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--signals", type=int, default=2, help="SIGTERMs of each large fleet")
-    parser.add_argument("--seed", type=int, default=0, help="of their moments")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
+    parser.add_argument("--signals", type=int, default=2, help="SIGTERMs sent to each large fleet")
+    parser.add_argument("--seed", type=int, default=0, help="seed of their moments")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
     options = parser.parse_args()
     print(hardware(), flush=True)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""One Argosy run of `conversation.py` in a process of its own: told by one JSON file, it writes another of what it measured."""
+"""Runs one study of `conversation.py` in a process of its own: reads instructions from a JSON file and writes its figures to another."""
 
 import json
 import sys
@@ -21,16 +21,16 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """A judge who lets so many members train at a time: each rests after a section, and those that did least go on."""
+    """A judge who lets so many members train at a time: each rests after a section, and those that have trained least continue."""
 
     def __init__(self, width: int) -> None:
         self.width = width
         self._newest = (-1, -1)
-        """The last section of the stream that somebody ended."""
+        """The last section of the stream that a member has ended."""
         self._through: set[str] = set()
-        """Who ended it."""
+        """The members that have ended it."""
         self._asked: object = None
-        """What the last answer to `called` was given on."""
+        """The state on which `called` has already answered."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
@@ -45,7 +45,7 @@ class Turns:
         return Verdict(Fate.REST, "others have their turn")
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """As many as leave at the coming barrier, or are missing."""
+        """Call as many members as leave at the coming barrier, or are missing."""
         asked = (len(resting), self._newest, len(self._through))
         if not resting or asked == self._asked:
             return ()
@@ -59,7 +59,7 @@ class Turns:
 
 
 class Addition:
-    """Notes what the driver works from before it can see the first command until the last member that was added trains."""
+    """Records the driver's work from before it can see the first command until the last added member trains."""
 
     def __init__(self, directory: Path, names: Collection[str]) -> None:
         self.directory = directory
@@ -70,23 +70,23 @@ class Addition:
         self._told = False
 
     def opened(self, workers: Workers) -> None:
-        """Learn whose processes count."""
+        """Keep the pool whose processes count."""
         self.workers = workers
 
     def poll(self) -> None:
-        """Whether there is a command. The round that ends here may have answered it: what counts is the end of the one before."""
+        """Record the moment before a command is there; the round that ends here may have answered it, so the end of the one before counts."""
         self._told = self._told or any(self.directory.glob("commands/*.json"))
         if not self._told:
             self.begun = self._here()
 
     def handle(self, event: Event) -> None:
-        """Whether they train."""
+        """Record when the last added member starts."""
         if isinstance(event, MemberStarted) and event.member in self.missing:
             self.missing.discard(event.member)
             self.ended = self._here()
 
     def figures(self) -> dict[str, float]:
-        """Between the two moments."""
+        """Return the differences between the two moments."""
         seconds, driver_seconds, restarted = (b - a for a, b in zip(self.begun, self.ended, strict=True))
         return {"seconds": seconds, "driver_seconds": driver_seconds, "restarted": restarted}
 

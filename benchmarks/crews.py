@@ -1,11 +1,11 @@
-"""What it costs the others that members leave, join, rest, come back and move; and that an epoch has several sections.
+"""Measures what it costs other members that some leave, join, rest, come back and move, and that an epoch has several sections.
 
-* A study in which ten things change at every epoch's end, beside a quiet one with equally many members assigned to each device in
-  every section, interleaved. Members that nothing happened to must end with the quiet study's weights, and every member with
-  those of a plain loop over the stream epochs that were journaled for it; no sample may be prepared twice.
-* The same with the trainer killed on which a member has just started, before it could be saved.
-* One, four and sixteen validations an epoch: equal weights, equal validation at the epoch's end; and sixteen beside one that
-  goes through sixteen times as many samples.
+* In one study ten things change at the end of every epoch; a quiet one has equally many members on each device in every
+  section. They run interleaved. Members to which nothing happens must end with the quiet study's weights, and every
+  member with those of a plain loop over the stream epochs journaled for it. No sample may be prepared twice.
+* The same, but a trainer is killed just after a member has started on it, before the member could be saved.
+* One, four and sixteen validations an epoch must give equal weights, and equal validation at the end of the epoch.
+  Sixteen are also compared with one on sixteen times as many samples.
 """
 
 import itertools
@@ -25,7 +25,7 @@ RUN = "crews_run.py"
 DEVICES = ("cpu:0", "cpu:1")
 VAL = 128
 CHANGES = 10
-"""At every epoch's end: four moves, two that rest and two that come back, one that leaves and one that joins."""
+"""Changes at the end of every epoch: four members move, two rest, two come back, one leaves and one joins."""
 ADDED = """
 from small_study import member, study
 from argosy import MaxEpochs
@@ -37,12 +37,12 @@ Crews = dict[str, list[str]]
 
 
 def steady_of(count: int) -> dict[str, list[str]]:
-    """Members that nothing happens to, by device."""
+    """Return the members to which nothing happens, by device."""
     return {device: [f"steady-{number}-{i}" for i in range(count)] for number, device in enumerate(DEVICES)}
 
 
 def crews_at(epoch: int, steady: int) -> Crews:
-    """Members that are assigned in an epoch of the changing study."""
+    """Return the members that are assigned in an epoch of the changing study."""
     turn = epoch % 2
     movers = [["mover-0", "mover-1"], ["mover-2", "mover-3"]]
     crews = steady_of(steady)
@@ -54,7 +54,7 @@ def crews_at(epoch: int, steady: int) -> Crews:
 
 
 def quiet_crews(steady: int) -> Crews:
-    """As many, who stay."""
+    """Return equally many members for each device, none of which changes."""
     crews = steady_of(steady)
     for number, device in enumerate(DEVICES):
         crews[device] += [f"mover-{2 * number}", f"mover-{2 * number + 1}", f"turn-{number}-0"]
@@ -63,7 +63,7 @@ def quiet_crews(steady: int) -> Crews:
 
 
 def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, victim: str | None) -> dict[str, Any]:
-    """A study whose members train when the script says so."""
+    """Return the instructions for a study whose members train when the script says so."""
     assigned = [{name for crew in crews.values() for name in crew} for crews in script]
     everybody = sorted(set.union(*assigned))
     added = [name for name in everybody if name.startswith("once-") and name not in assigned[0]]
@@ -85,7 +85,7 @@ def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, v
 
 
 def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str | None = None) -> Ship:
-    """A study that changes at every epoch's end."""
+    """Start a study that changes at the end of every epoch."""
     script = [crews_at(epoch, steady) for epoch in range(epochs)]
     (out / "run").mkdir(parents=True)
     names = [f"once-{epoch}" for epoch in range(1, epochs)]
@@ -95,13 +95,13 @@ def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str |
 
 
 def quiet(out: Path, *, steady: int, epochs: int, samples: int) -> Ship:
-    """A study in which nothing changes."""
+    """Start a study in which nothing changes."""
     told = told_of([quiet_crews(steady)], epochs=epochs, samples=samples, cues=False, victim=None)
     return Ship(RUN, told, out)
 
 
 def worked(ship: Ship) -> dict[str, float]:
-    """Seconds from the first start to the end of the last section of a member that nothing happens to; CPU of everybody."""
+    """Return the seconds from the first start until members to which nothing happens have ended their last section, and the CPU time of all."""
     found = ship.end()
     lines = [json.loads(line) for line in (ship.directory / "journal.jsonl").read_text().splitlines()]
     steady = [line for line in lines if line["event"] == "SectionEnded" and line["member"].startswith("steady")]
@@ -114,7 +114,7 @@ def worked(ship: Ship) -> dict[str, float]:
 
 
 def check_lists(ship: Ship, out: Path, samples: int) -> None:
-    """Raise unless everybody is what a plain loop over its journaled epochs of the stream makes of it."""
+    """Raise unless every member equals a plain loop over the stream epochs journaled for it."""
     state = ship.state
     lists = lists_of(state)
     check_weights(ship.directory, loop(lists, out / "loop", samples=samples, val=VAL)["weights"])
@@ -124,7 +124,7 @@ def check_lists(ship: Ship, out: Path, samples: int) -> None:
 
 
 def check_script(ship: Ship, epochs: int) -> None:
-    """Raise unless everybody who joined trained on the epoch of the script: after a kill they may come to a later one."""
+    """Raise unless every member that joined trained on the epoch of the script; after a kill it may come to a later one."""
     lists = lists_of(ship.state)
     for name in [f"once-{epoch}" for epoch in range(epochs)]:
         if lists[name] != [int(name.removeprefix("once-"))]:
@@ -132,7 +132,7 @@ def check_script(ship: Ship, epochs: int) -> None:
 
 
 def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Quiet and changing studies, interleaved."""
+    """Compare quiet and changing studies, interleaved."""
     rounds: list[dict[str, Any]] = []
     count = CHANGES * (options.epochs - 1)
     size = {"steady": options.steady, "epochs": options.epochs, "samples": options.samples}
@@ -145,7 +145,7 @@ def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[d
                 found[side] = worked(ships[side])
             for steady in itertools.chain.from_iterable(steady_of(options.steady).values()):
                 if weights_of(ships["quiet"].directory, steady) != weights_of(ships["changing"].directory, steady):
-                    raise AssertionError(f"{steady} ended with other weights beside members that changed.")
+                    raise AssertionError(f"{steady} ended with different weights beside members that changed.")
             if number == 0:
                 check_lists(ships["changing"], Path(name), options.samples)
                 check_script(ships["changing"], options.epochs)
@@ -168,7 +168,7 @@ def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[d
 
 
 def kill(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """The trainer is killed on which a member has just joined."""
+    """Kill the trainer that a member has just joined."""
     epochs = 4
     with tempfile.TemporaryDirectory(dir=folder) as name:
         ship = changing(
@@ -182,7 +182,7 @@ def kill(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict
 
 
 def validations(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Sections of an epoch."""
+    """Compare studies with different numbers of sections in an epoch."""
     members = {f"m{number}": 2 for number in range(options.members)}
     told = {
         "script": None,
@@ -219,7 +219,7 @@ def validations(options: Any, folder: Path, figures: dict[str, Any], targets: li
 
 
 def _check_equal(ships: Sequence[Ship], names: Sequence[str]) -> None:
-    """Raise unless all ended with equal weights, and with equal validation at each epoch's end."""
+    """Raise unless all runs ended with equal weights, and with equal validation at each epoch's end."""
     first, *others = ships
     whole = first.state
     for ship in others:
@@ -228,11 +228,11 @@ def _check_equal(ships: Sequence[Ship], names: Sequence[str]) -> None:
         last = state.started.validations_per_epoch - 1
         for name in names:
             if weights_of(ship.directory, name) != weights_of(first.directory, name):
-                raise AssertionError(f"{name} ended with other weights with {last + 1} validations an epoch.")
+                raise AssertionError(f"{name} ended with different weights with {last + 1} validations an epoch.")
             ends = [row.metrics for row in state.member(name).sections if row.section == last]
             if ends != [row.metrics for row in whole.member(name).sections]:
                 raise AssertionError(
-                    f"{name} has other figures at an epoch's end with {last + 1} validations an epoch."
+                    f"{name} has different figures at an epoch's end with {last + 1} validations an epoch."
                 )
 
 
@@ -242,13 +242,13 @@ PARTS = {"changes": changes, "kill": kill, "validations": validations}
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=3)
-    parser.add_argument("--steady", type=int, default=10, help="members on each device that nothing happens to")
-    parser.add_argument("--epochs", type=int, default=21, help="ten changes at the end of each but the last")
+    parser.add_argument("--steady", type=int, default=10, help="members on each device to which nothing happens")
+    parser.add_argument("--epochs", type=int, default=21, help="epochs; ten changes at the end of each but the last")
     parser.add_argument("--samples", type=int, default=6400)
-    parser.add_argument("--members", type=int, default=10, help="of the studies with sections")
+    parser.add_argument("--members", type=int, default=10, help="members of the studies with sections")
     long = "samples of an epoch with sections: so many that 3 %% of a run are more than what runs differ by"
     parser.add_argument("--long-samples", type=int, default=320_000, help=long)
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
     options = parser.parse_args()
     print(hardware(), flush=True)
     torch.set_num_threads(1)

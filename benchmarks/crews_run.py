@@ -1,7 +1,8 @@
-"""One Argosy run of `crews.py` in a process of its own: told by one JSON file, it writes another of what it measured.
+"""Runs one study of `crews.py` in a process of its own: reads instructions from a JSON file and writes its figures to another.
 
-What changes is written in a script: which members each device has in each epoch of the stream. The policy of this file places
-members as the script says, and its judge rests and calls them; who is not in the script ends by its rule and joins by command.
+A script says which members each device has in each epoch of the stream. The policy of this file places members
+accordingly, and its judge rests and calls them. Members that leave the script end by their rule; those that enter it
+are added by a command.
 """
 
 import json
@@ -32,7 +33,7 @@ from argosy.study import Study
 __all__ = ["Scripted"]
 
 Script = Sequence[Mapping[str, Sequence[str]]]
-"""For each epoch of the stream, the members of each device."""
+"""The members of each device for each epoch of the stream."""
 
 
 class Scripted:
@@ -42,11 +43,11 @@ class Scripted:
         self.script = script
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """The script's crews of the epoch that assigned members are at; at the beginning of a run, of the least one."""
+        """Place the members of the epoch that assigned members are at; when a run begins, of the earliest epoch."""
         assigned = [name for name in situation.homes if name in situation.epochs_done]
         epoch = min(situation.epochs_done[name] for name in assigned or situation.epochs_done)
         profiles = {p.member: p for p in situation.waiting if situation.epochs_done[p.member] == epoch}
-        free = {device.name for device in situation.free}  # after a loss, others may still train on the rest
+        free = {device.name for device in situation.free}  # after a loss, others may still train on the other devices
         placements = [
             Placement.whole(profiles[name], device)
             for device, crew in self.script[min(epoch, len(self.script) - 1)].items()
@@ -56,17 +57,17 @@ class Scripted:
         return (Flotilla(placements=tuple(placements)),) if placements else ()
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Never: the script is asked at every barrier."""
+        """Return False, so that the policy is asked at every barrier."""
         return False
 
 
 class Cues:
-    """A judge who rests and calls members as a script says: a member that is not assigned in the epoch that comes next rests."""
+    """A judge who rests and calls members as a script says: a member that is not in the next epoch's script rests."""
 
     def __init__(self, script: Script) -> None:
         self.assigned = [{name for crew in crews.values() for name in crew} for crews in script]
         self._coming = 0
-        """The epoch of the stream behind the last one that somebody ended."""
+        """The epoch of the stream after the last one that a member has ended."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
@@ -80,32 +81,32 @@ class Cues:
         return [name for name in resting if self._is_due(name, state)]
 
     def _is_due(self, member: str, state: RunState) -> bool:
-        """Whether one of its epochs is there; after a fault, whether one is to be trained again."""
+        """Return whether one of the member's epochs comes next; after a fault, whether one is to be trained again."""
         sections = state.member(member).sections
         own = range(sections[-1].stream_epoch + 1 if sections else 0, min(self._coming + 1, len(self.assigned)))
         return any(member in self.assigned[epoch] for epoch in own)
 
 
 class Killer:
-    """Kills the trainer that a member has just started on, once, before it can be saved."""
+    """Kills, once, the trainer that a given member has just started on, before the member can be saved."""
 
     def __init__(self, victim: str | None) -> None:
         self.victim = victim
         self.workers: Any = None
 
     def opened(self, workers: Workers) -> None:
-        """Learn whose processes they are."""
+        """Keep the pool, to find processes."""
         self.workers = workers
 
     def handle(self, event: Event) -> None:
-        """Whether it has started."""
+        """Kill the trainer when the member starts."""
         if isinstance(event, MemberStarted) and event.member == self.victim:
             self.victim = None
             os.kill(self.workers.workers[event.device].pid, signal.SIGKILL)
 
 
 class Trusted:
-    """In place of the process that tries files which people add: who joins does so in the epoch that the script says."""
+    """Replaces the process that tries added files, so that members join in the epoch that the script says."""
 
     def __init__(self, files: Collection[str]) -> None:
         self.files = files

@@ -1,11 +1,11 @@
-"""A run of thousands of blocks: the descriptors, memory and shared segments of each process at its end and before.
+"""A run of thousands of blocks: compares each process's descriptors, memory and shared segments at the end with those before.
 
 The run is ``argosy run`` with a Dataset, loader workers, two trainers, a member whose batches are views of blocks and
-one whose batches are gathered across them. With ``--dev-shm-mib 1`` it runs in a mount namespace of its own, where
+one whose batches are gathered across blocks. With ``--dev-shm-mib 1`` it runs in a mount namespace of its own, where
 /dev/shm is that small and the ring alone is larger.
 
-Batches are a fraction of the 2 MiB that a process may grow by: when small allocations have filled a gap that a batch
-left, the heap grows by one batch, some time or other, and no leak is to be told from that.
+Batches are much smaller than the 2 MiB by which a process may grow. When small allocations fill the gap that a batch
+left, the heap grows by one batch at some time, which must not be taken for a leak.
 """
 
 import argparse
@@ -47,7 +47,7 @@ study = argosy.Study(data=argosy.Data(train=partial(Planes, {train}), val=partia
 """
 SAMPLE_SECONDS = 0.1
 WARM_UP = 0.5
-"""Share of the blocks after which every process has touched all that it will use."""
+"""The share of blocks after which every process has touched all memory that it will use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Usage:
     segments: int
     """Mappings of shared memory, of memory files and of files in /dev/shm."""
     bytes: int
-    """Anonymous memory and shared memory; what is mapped of files depends on the neighbours."""
+    """Anonymous and shared memory; how much of mapped files counts depends on other processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 def watch(folder: Path, blocks: int) -> list[Snapshot]:
-    """Run so many blocks, and look at the processes while they work."""
+    """Run so many blocks, and sample the processes meanwhile."""
     per_epoch = blocks // EPOCHS
     train, val = ROWS * (per_epoch - per_epoch // 10), ROWS * (per_epoch // 10)
     (folder / "study.py").write_text(STUDY.format(train=train, val=val, rows=ROWS, epochs=EPOCHS))
@@ -88,27 +88,27 @@ def watch(folder: Path, blocks: int) -> list[Snapshot]:
 
 
 def snapshot(pid: int, journal: Path) -> Snapshot:
-    """The processes of the run as they are."""
+    """Return the present usage of the run's processes."""
     processes = {}
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        # It may end at any moment.
+        # A process may end at any moment.
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             processes[process.pid] = usage_of(process)
-    # Read after the processes: where epochs are missing now, nobody had gone when they were looked at.
+    # Read after the processes: if epochs are missing now, no process had ended when they were sampled.
     lines = [json.loads(line) for line in journal.read_bytes().split(b"\n")[:-1]] if journal.exists() else []
     fed = sum(line["event"] == "Fed" and line["split"] == "train" for line in lines)
     return Snapshot(epochs=fed, processes=processes)
 
 
 def usage_of(process: psutil.Process) -> Usage:
-    """What one process holds."""
+    """Return what one process holds."""
     maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
     shared = sum("/memfd:" in line or "/dev/shm/" in line for line in maps)
     return Usage(descriptors=process.num_fds(), segments=shared, bytes=allocated_bytes(process.pid))
 
 
 def growth(snapshots: list[Snapshot]) -> dict[str, float]:
-    """Largest growth over all processes, from the quarter after the warm-up to the last quarter."""
+    """Return the largest growth of any process from the first quarter after the warm-up to the last quarter."""
     warm = [s for s in snapshots if s.epochs >= WARM_UP * EPOCHS and s.epochs < EPOCHS]
     quarter = len(warm) // 4
     if quarter == 0:
@@ -120,7 +120,7 @@ def growth(snapshots: list[Snapshot]) -> dict[str, float]:
         raise AssertionError(f"processes {sorted(pids)} became {sorted(changed[0].processes)} within the run.")
 
     def least(part: list[Snapshot], pid: int, name: str) -> int:
-        # A checkpoint being written holds a descriptor for a moment; what leaked stays.
+        # A checkpoint being written holds a descriptor for a moment; a leak stays.
         return min(getattr(snapshot.processes[pid], name) for snapshot in part)
 
     names = ("descriptors", "segments", "bytes")
@@ -129,7 +129,7 @@ def growth(snapshots: list[Snapshot]) -> dict[str, float]:
 
 
 def in_small_dev_shm(mebibytes: int) -> int:
-    """Run this script again where /dev/shm holds so little; returns its exit code."""
+    """Run this script again with a small /dev/shm, and return its exit code."""
     again = " ".join(word for word in sys.argv if not word.startswith("--dev-shm-mib="))
     script = f"mount -t tmpfs -o size={mebibytes}m tmpfs /dev/shm && exec {sys.executable} {again}"
     return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
@@ -137,7 +137,7 @@ def in_small_dev_shm(mebibytes: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="end with one line, one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--dev-shm-mib", type=int, help="size of /dev/shm; write it with '='")
     options = parser.parse_args()

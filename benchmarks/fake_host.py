@@ -1,7 +1,7 @@
-"""A process with many fake workers of one node, each with its own connection to the driver; and how a driver has some.
+"""A process with many fake workers of one node, each with its own connection to the driver; and the fork server that starts such processes.
 
-Whatever its trainers have to say of an epoch comes after so many words about how far they are, as of real ones that train some
-seconds. Everybody speaks as fast as the driver takes it.
+Before each report of an epoch, a trainer sends so many progress messages, as real ones do that train for some seconds.
+All workers send as fast as the driver reads.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ __all__ = ["Hosts"]
 
 
 class Hosts:
-    """In the place of a fork server: what it is asked to start begins in the process of its node."""
+    """Replaces a fork server: the workers that it is asked to start begin in the process of their node."""
 
     def __init__(self, nodes: list[str], words: int) -> None:
         self.channel, self._news = Peer.pair()
@@ -42,12 +42,12 @@ class Hosts:
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """See `ForkServer.fork`."""
         process, peer = self._hosts[arguments["name"].partition("/")[0]]
-        Heartbeat.open(descriptors[2]).rest()  # who only talks shows nothing
+        Heartbeat.open(descriptors[2]).rest()  # a worker that only talks shows no signs
         peer.send(arguments, descriptors[:1])
         self._news.send((arguments["worker_id"], process.pid, None))
 
     def news(self) -> list[tuple[str, int, None]]:
-        """See `ForkServer.news`; as long as a request is not written, there is something to ask for."""
+        """See `ForkServer.news`; it reports something to read for as long as a request is not written completely."""
         told = self.channel.receive()
         for _, peer in self._hosts.values():
             peer.flush()
@@ -71,11 +71,11 @@ class _Worker:
     peer: Peer
     plays: FakeFeeder | FakeTrainer
     words: int
-    """How many go before the report of an epoch."""
+    """Progress messages before the report of an epoch."""
     unsaid: deque[Any] = field(default_factory=deque)
 
     def say(self, messages: list[Any]) -> None:
-        """Sooner or later."""
+        """Queue these messages, to be sent when the connection takes them."""
         for message in messages:
             if (
                 isinstance(message, SectionReport)
@@ -86,7 +86,7 @@ class _Worker:
             self.unsaid.append(message)
 
     def speak(self) -> None:
-        """As much as the connection takes."""
+        """Send as much as the connection takes."""
         self.peer.flush()
         while self.unsaid and not self.peer.unsent:
             self.peer.send(self.unsaid.popleft())
@@ -101,7 +101,7 @@ class _Host:
         self.selector.register(channel, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the driver hangs up."""
+        """Work until the driver closes the connection."""
         while True:
             for key, _ in self.selector.select():
                 if key.data is None:
@@ -133,7 +133,7 @@ class _Host:
                 worker.say(worker.plays.obey(command))
 
     def _feed(self) -> bool:
-        """Whether an epoch was announced: to readers that have said all of the one before."""
+        """Announce an epoch to readers that have sent all of the one before; return whether there was one."""
         announced = False
         for worker in list(self.workers.values()):
             if not isinstance(worker.plays, FakeFeeder) or (place := worker.plays.place) is None:

@@ -1,7 +1,8 @@
-"""Workers that only talk: they answer a driver as feeders and trainers do, and neither prepare nor train anything.
+"""Workers that only talk: they answer a driver as feeders and trainers do, but neither prepare nor train anything.
 
-A block is a whole epoch, and takes no time. Members cost what FLEET's hundred networks cost, ten variants of each; the files that
-they leave are empty. `Alone` has all of them in the driver's process; `fake_host.py` has them in processes that dial its listener.
+A block is a whole epoch and takes no time. Members cost as much as FLEET's hundred networks, with ten variants of each;
+the files that they leave are empty. `Alone` keeps all workers in the driver's process; `fake_host.py` puts them in
+processes that connect to its listener.
 """
 
 import functools
@@ -52,13 +53,13 @@ LENGTH, BATCH = 4096, 128
 MEMORY_BYTES = 16 * 10**9
 VARIANTS = 10
 STILL_FROM = 3
-"""The epoch from which on every tenth member improves no more."""
+"""The epoch from which on every tenth member stops improving."""
 IDLE_SECONDS = 0.01
 
 
 @functools.cache
 def costs() -> list[Profile]:
-    """A thousand members' costs, by number."""
+    """Return the costs of a thousand members, by number."""
     networks, scaling = (
         read_networks(HERE / "data/fleet_100dnns.csv"),
         read_scaling(HERE / "data/fleet_fig9_scaling.csv"),
@@ -68,17 +69,17 @@ def costs() -> list[Profile]:
 
 
 def names_of(count: int) -> list[str]:
-    """Of so many members."""
+    """Return the names of so many members."""
     return [f"m{number:05}" for number in range(count)]
 
 
 def cost_of(name: str) -> Profile:
-    """Of a member by its name."""
+    """Return the cost of a member by its name."""
     return costs()[int(name[1:]) % len(costs())]
 
 
 def study_of(count: int, stop: Stop) -> argosy.Study:
-    """So many members, of which no two do the same work."""
+    """Return a study of so many members, no two of which do the same work."""
     nothing = argosy.Data(arrays=[torch.zeros(LENGTH, 1), torch.zeros(LENGTH)])
     members = [
         argosy.Member(name, model=partial(nn.Linear, 1, 1 + number), optimizer=partial(SGD, lr=0.1), batch_size=BATCH)
@@ -91,14 +92,14 @@ def study_of(count: int, stop: Stop) -> argosy.Study:
 
 
 class FakeFeeder:
-    """Announces an epoch as soon as there is credit for it and all readers have taken the one before."""
+    """Announces an epoch as soon as it has credit and all readers have taken the one before."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.course = Course({}, per_epoch=1, block_size=LENGTH)
 
     def obey(self, command: Any) -> list[Any]:
-        """The answers to what the driver says."""
+        """Return the answers to a command of the driver."""
         match command:
             case Open():
                 self.course = Course({"train": LENGTH}, per_epoch=1, block_size=LENGTH)
@@ -123,7 +124,7 @@ class FakeFeeder:
         return place if place is not None and self.course.assignments and self.course.may_announce(place) else None
 
     def announce(self, place: Place) -> list[Any]:
-        """It is announced; what there is to report."""
+        """Announce the block, and return what there is to report."""
         self.course.next()
         fed = self.course.announced(place, place.rows)
         return [] if fed is None else [fed]
@@ -139,23 +140,23 @@ class FakeFeeder:
 @dataclass(slots=True)
 class _Assigned:
     leads: bool
-    """Whether it speaks for the member."""
+    """Whether this trainer reports for the member."""
     epoch: int
-    """The member's own."""
+    """The member's own epoch."""
     next: int
-    """The first epoch of the stream that it still wants."""
+    """The first epoch of the stream that it still needs."""
 
 
 @dataclass(kw_only=True, slots=True)
 class FakeTrainer:
-    """One device. Every epoch ends with a file of each member."""
+    """A trainer of one device; every epoch ends with a file of each member."""
 
     name: str
     directory: Path
     assigned: dict[str, _Assigned] = field(default_factory=dict)
     assignment: int = -1
     kept: list[tuple[Place, int]] = field(default_factory=list)
-    """Blocks that were measured on, or whose assignment is not known yet."""
+    """Blocks that arrived while measuring, or whose assignment is not known yet."""
     measuring: bool = False
 
     @property
@@ -164,7 +165,7 @@ class FakeTrainer:
         return not self.kept
 
     def obey(self, command: Any) -> list[Any]:
-        """The answers to what the driver says."""
+        """Return the answers to a command of the driver."""
         match command:
             case Measure():
                 self.measuring |= command.assignment is not None
@@ -190,14 +191,14 @@ class FakeTrainer:
         return []
 
     def take(self, place: Place, assignment: int) -> list[Any]:
-        """What comes of a block."""
+        """Return the reports on a block."""
         if assignment > self.assignment or self.measuring:
             self.kept.append((place, assignment))
             return []
         return [self._trained(place)] if assignment == self.assignment and self.assigned else []
 
     def progress(self) -> Progress:
-        """As a trainer says it a few times a second."""
+        """Return progress as a trainer reports it a few times a second."""
         samples = {name: member.epoch * LENGTH for name, member in self.assigned.items()}
         losses = dict.fromkeys(self.assigned, 0.5)
         return Progress(blocks=1, samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
@@ -258,7 +259,7 @@ class FakeTrainer:
 
 
 def measured(name: str, groups: int) -> Measured:
-    """What a member costs."""
+    """Return the measured costs of a member."""
     cost = cost_of(name)
     return Measured(
         member=name,
@@ -280,21 +281,21 @@ def measured(name: str, groups: int) -> Measured:
 
 @dataclass(kw_only=True, slots=True)
 class Question:
-    """What the driver is to answer with credit for the next section, and how long it takes over that."""
+    """The end of a section for which the driver must give credit, and the CPU time that its answer takes."""
 
     section: int
-    """Of the stream: that has ended, or before which a node was lost."""
+    """The section of the stream that has ended, or before which a node was lost."""
     lost: bool
     seconds: float
-    """Of the driver's CPU time: until this was said, and when it is answered, from there on."""
+    """The driver's CPU time: its total when this was reported, and once it is answered, the difference."""
     changed_devices: int = 0
-    """Trainers that were told of other members before there was credit."""
+    """Trainers that got other members before there was credit."""
     ends: bool = False
-    """Whether members improve no more by then."""
+    """Whether members have stopped improving by then."""
 
 
 class Alone:
-    """`Workers` of which all but the driver take no time: its own CPU time is what lies between two calls of `receive`."""
+    """`Workers` of which only the driver takes time: its CPU time is what passes between two calls of `receive`."""
 
     side_by_side: ClassVar[bool] = True
 
@@ -345,7 +346,7 @@ class Alone:
         return 0.0
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """See `Workers.receive`: everybody obeys at once; when all have, the next epoch goes through all of them."""
+        """See `Workers.receive`: all commands are obeyed at once, then the next epoch goes through all workers."""
         self.driver_seconds += time.process_time() - self._left
         unsent, self.unsent = self.unsent, []
         for worker, command in unsent:
@@ -375,7 +376,7 @@ class Alone:
             self._question = None
 
     def _feed(self) -> None:
-        """The next epoch, from all feeders that may announce it."""
+        """Pass the next epoch of every feeder that may announce it to its readers."""
         for feeder in list(self.feeders.values()):
             place = feeder.place
             if place is None or not all(self.trainers[reader].ready for reader in feeder.course.assignments):
@@ -396,7 +397,7 @@ class Alone:
         self.loses = -1
 
     def _ask(self, section: int, *, lost: bool = False) -> None:
-        """The driver is about to receive this."""
+        """Begin to measure the driver's answer to what it is about to receive."""
         if self._question is None:
             ends = section == STILL_FROM + 1
             self._question = Question(section=section, lost=lost, seconds=self.driver_seconds, ends=ends)

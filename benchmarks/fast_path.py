@@ -1,6 +1,6 @@
-"""Arrays: samples per second that reach 32 members through ring and cutters, against a DataLoader over the same data.
+"""Arrays: the samples per second that reach 32 members through ring and cutters, compared with a DataLoader over the same data.
 
-Training is stripped on both sides (SC'18's peak(n)): members take every batch and do nothing with it.
+Training is stripped on both sides (peak(n) of SC'18): members take every batch and do nothing with it.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ LENGTH, FEATURES, MEMBERS, BATCH = 100_000, 64, 32, 64
 
 
 def loader_rate(x: torch.Tensor, y: torch.Tensor, workers: int) -> float:
-    """Samples per second of one epoch of a DataLoader."""
+    """Return the samples per second of one epoch of a DataLoader."""
     loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True, num_workers=workers)
     began, samples = time.perf_counter(), 0
     for batch, _ in loader:
@@ -40,7 +40,7 @@ def loader_rate(x: torch.Tensor, y: torch.Tensor, workers: int) -> float:
 
 
 def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
-    """Samples per second that all members receive, spread over one process per core as trainers are."""
+    """Return the samples per second that all members receive in one process per core, as in trainers."""
     readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("fork")
     ours, theirs = Peer.pair()
@@ -70,7 +70,7 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
 
 
 def run_reader(feeder: Peer, members: int, epochs: int, results: Any) -> None:
-    """A trainer whose members do nothing; reports when it began and ended, and the samples that they got."""
+    """Run a trainer whose members do nothing; report when it began and ended, and the samples that they received."""
     torch.set_num_threads(1)
     reader = RingReader(feeder)
     orders, selection = Orders(0, {"train": LENGTH}), Selection.of(None, LENGTH)
@@ -91,7 +91,7 @@ def run_reader(feeder: Peer, members: int, epochs: int, results: Any) -> None:
 
 
 def _rows(cutter: Cutter, block: Block) -> int:
-    """Samples of a member's batches of a block."""
+    """Return the samples in a member's batches of a block."""
     rows = 0
     for batch in cutter.take(block):
         rows += batch.rows

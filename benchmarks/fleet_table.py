@@ -1,15 +1,15 @@
-"""FLEET's hundred networks under every policy, beside the published figures.
+"""Simulates FLEET's hundred networks under every policy, and compares them with the published figures.
 
     python benchmarks/fleet_table.py [--data FOLDER] [--json]
 
-The workload and the published figures are read off FLEET's paper (MLSys 2020: Figures 5, 8 and 9, Table 4). One constant,
-1.115, is the time of a real sample over a profiled one; FLEET's policies pay 34.5 s per flotilla, which is its Table 4;
-``balanced`` does not know the epochs, pays 2 s per re-balancing, and every move of weights and momentum at 1 GB/s per
-device, with 4 GB of activations where a device has them. FLEET's members, and those of the published baselines, train at
-their own rate, as the published figures imply; "one pace" makes them wait for the slowest. "Even shares only" never leaves
-the measured rates. Members of a pack take turns, so their activations do, too; "activations add up" shows what it would cost
-if all of them were held at once. The literal rule of FLEET does not give its published makespans below 60 devices, where it spreads slow
-networks over four to six devices each at an efficiency around 0.85.
+The workload and the published figures were read off FLEET's paper (MLSys 2020: Figures 5, 8 and 9, Table 4). One
+constant, 1.115, is the ratio of the time of a real sample to a profiled one. FLEET's policies pay 34.5 s per flotilla
+(its Table 4). ``balanced`` does not know the epochs, pays 2 s per re-balancing, and moves weights and momentum at 1
+GB/s per device. Activations take 4 GB, or what a device has left. FLEET's members and those of the published baselines
+train at their own rate, as the published figures imply; "one pace" makes them wait for the slowest. "Even shares only"
+uses measured rates only. Members of a pack take turns, so only one holds its activations at a time; "activations add
+up" shows the cost if all held them at once. FLEET's rule taken literally does not give its published makespans below 60
+devices: it spreads slow networks over four to six devices each, at an efficiency around 0.85.
 """
 
 import argparse
@@ -63,12 +63,12 @@ PUBLISHED = {
         (160, 11825.2, 22, 1.670, 22728, 22751),
     )
 }
-"""Table 4 (FLEET-G; the count is its checkpoint seconds over 34); Figure 5's speedups give the other makespans."""
+"""Table 4 (FLEET-G; the count is its checkpoint seconds over 34); the other makespans follow from Figure 5's speedups."""
 
 FASTER_THAN_PUBLISHED = {20: 1.05, 40: 1.12, 60: 1.3, 80: 1.48, 100: 1.5, 120: 1.5, 140: 1.5, 160: 1.5}
 
 Runs = Mapping[str, Mapping[int, Simulation]]
-"""Label of a row, number of devices."""
+"""Label of a row -> number of devices -> simulation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ ROWS = (
 
 
 def run_row(row: Row, data: Path) -> dict[int, Simulation]:
-    """One row of the table at every number of devices."""
+    """Simulate one row of the table at every number of devices."""
     workload = workload_of(
         read_networks(data / "fleet_100dnns.csv"),
         scaling=read_scaling(data / "fleet_fig9_scaling.csv"),
@@ -124,7 +124,7 @@ def run_row(row: Row, data: Path) -> dict[int, Simulation]:
 
 
 def targets_of(runs: Runs) -> list[Target]:
-    """What must hold."""
+    """Return what must hold."""
     targets = []
     for size, published in PUBLISHED.items():
         for label, seconds in (("solo", published.baseline_seconds), ("rounds", published.homogeneous_seconds)):
@@ -142,7 +142,7 @@ def targets_of(runs: Runs) -> list[Target]:
 
 
 def markdown(runs: Runs) -> str:
-    """The table: one block a policy, one line a number of devices."""
+    """Return the table: a block per policy, with a line per number of devices."""
     lines = [
         "# FLEET's hundred networks",
         "",
@@ -164,7 +164,7 @@ def markdown(runs: Runs) -> str:
 
 
 def published_of(label: str, size: int) -> str:
-    """What the paper gives for this row."""
+    """Return the paper's figure for this row."""
     published = PUBLISHED[size]
     if label.startswith("fleet") and label != "fleet-local":
         return f"{published.fleet_seconds:,.0f} ({published.fleet_flotillas})"
@@ -177,7 +177,7 @@ def published_of(label: str, size: int) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Makespan over the lower bound, by number of devices."""
+    """Draw the makespan over the lower bound by number of devices."""
     matplotlib.use("Agg")
     figure, axes = plt.subplots(figsize=(8, 5))
     bounds = {size: run.bound_seconds for size, run in runs["balanced"].items()}
@@ -194,11 +194,11 @@ def draw(runs: Runs, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all rows, write the table and its picture, print the targets."""
+    """Simulate all rows, write the table and its picture, and print the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=HERE / "data", help="folder of the two tables")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--json", action="store_true", help="end in one line, one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(arguments)
     runs = {row.label: run_row(row, options.data) for row in ROWS}
     text = markdown(runs)

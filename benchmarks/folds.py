@@ -1,9 +1,10 @@
-"""Eight folds of one small network in one process of Argosy, beside what people do today on the two cores of a machine.
+"""Compares eight folds of one small network in one process of Argosy with what people do today on the two cores of a machine.
 
-The rivals: a pool of two processes, started and warm before the clock runs, that take a fold each and step it by a loop over a
-`DataLoader`; the same pool with a loop by hand that slices shuffled tensors; and, where skorch is installed, joblib's `cross_val_score` of a skorch network with
-two jobs. All train the same network on the same folds for as many epochs with the same batches and one thread each; the seconds are of whole calls, in turns,
-and the mean accuracies on held-out samples are printed beside them, as the orders of samples differ.
+The rivals are: a pool of two processes, started and warm before the clock runs, which take a fold each and loop over a
+`DataLoader`; the same pool with a loop that slices shuffled tensors; and, if skorch is installed, `cross_val_score` of
+a skorch network with two jobs. All train the same network on the same folds for as many epochs, with the same batches
+and one thread each. The seconds are of whole calls, in turn. Orders of samples differ, so the mean accuracies on
+held-out samples are printed beside them.
 """
 
 import importlib.util
@@ -30,18 +31,18 @@ LEAST = 2.5
 
 
 def network() -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
 
 
 def arrays() -> tuple[Tensor, Tensor]:
-    """Samples and their classes."""
+    """Return samples and their classes."""
     x = torch.randn(SAMPLES, INPUTS, generator=torch.Generator().manual_seed(1))
     return x, x[:, :CLASSES].argmax(dim=1)
 
 
 def folds() -> list[argosy.Member]:
-    """The network on each fold."""
+    """Return a member for each fold."""
     mlp = argosy.Member(
         "mlp",
         model=network,
@@ -54,7 +55,7 @@ def folds() -> list[argosy.Member]:
 
 
 def one_process(packing: str) -> float:
-    """Argosy's; the mean accuracy."""
+    """Train the folds with Argosy, and return the mean accuracy."""
     data = argosy.Data(arrays=arrays(), val_arrays=arrays())
     study = argosy.Study(data=data, members=folds(), stop=argosy.MaxEpochs(EPOCHS))
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
@@ -63,13 +64,13 @@ def one_process(packing: str) -> float:
 
 
 def sliced(x: Tensor, y: Tensor) -> Any:
-    """Batches of shuffled tensors."""
+    """Return batches of shuffled tensors."""
     order = torch.randperm(len(x))
     return ((x[part], y[part]) for part in order.split(BATCH))
 
 
 def by_loop(loader: bool, fold: tuple[list[int], list[int]]) -> float:
-    """One fold in a process of the pool, validated after each epoch; its last accuracy."""
+    """Train one fold in a process of the pool, validate after each epoch, and return the last accuracy."""
     (x, y), (train, val) = arrays(), fold
     torch.manual_seed(0)
     model = network()
@@ -89,13 +90,13 @@ def by_loop(loader: bool, fold: tuple[list[int], list[int]]) -> float:
 
 
 def in_pool(pool: Any, loader: bool) -> float:
-    """All folds; the mean accuracy."""
+    """Train all folds in the pool, and return the mean accuracy."""
     parts = [(list(fold.subset or ()), list(fold.val_subset or ())) for fold in folds()]
     return statistics.mean(pool.imap_unordered(partial(by_loop, loader), parts))
 
 
 def skorch() -> float:
-    """The mean accuracy of a network of skorch on the same folds."""
+    """Return the mean accuracy of a skorch network on the same folds."""
     from sklearn.model_selection import cross_val_score
     from skorch import NeuralNetClassifier
 
@@ -116,7 +117,7 @@ def skorch() -> float:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--sides", nargs="+", help="names of rivals; by default all")
+    parser.add_argument("--sides", nargs="+", help="names of rivals; all by default")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with multiprocessing.get_context("spawn").Pool(2, torch.set_num_threads, (1,)) as pool:
@@ -130,7 +131,7 @@ def main() -> None:
             sides["skorch"] = skorch
         sides = {side: run for side, run in sides.items() if side == "argosy" or side in (asked.sides or sides)}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
-        accuracies = {side: run() for side, run in sides.items()}  # and all are warm
+        accuracies = {side: run() for side, run in sides.items()}  # this also warms up all sides
         for number in range(asked.rounds):
             for side in list(sides)[:: 1 if number % 2 else -1]:
                 began = time.perf_counter()

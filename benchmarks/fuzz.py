@@ -1,6 +1,7 @@
-"""Random studies over the whole of the API: valid ones must equal a plain PyTorch loop, invalid ones must be refused in a sentence.
+"""Random studies over the whole API: valid ones must equal a plain PyTorch loop, invalid ones must be refused in a sentence.
 
-Prints each study that is wrong as what it was made of; the same ``--seed`` makes the same studies. ``--seconds`` ends it earlier.
+Prints the ingredients of each study that is wrong; the same ``--seed`` makes the same studies. ``--seconds`` ends it
+earlier.
 """
 
 import argparse
@@ -25,23 +26,23 @@ import torch
 from fuzzing import Asked, differences, invalid, refusal, valid
 
 CHUNK = 100
-"""Studies of one generator: those that one has made before, it keeps in memory."""
+"""Studies of one generator, which keeps those that it has made in memory."""
 ONE_IN = 5
-"""Of them is invalid."""
+"""One in so many studies is invalid."""
 
 
 def wrong_of(asked: Any, folder: Path) -> list[str]:
-    """What is wrong with one study, and what it was made of."""
+    """Return what is wrong with one study, and its ingredients."""
     words, run = (repr(asked), None) if isinstance(asked, Asked) else asked
     try:
         found = differences(asked, folder) if run is None else refusal(run, folder)
-    except Exception as error:  # what a valid study raises is a finding as well
+    except Exception as error:  # whatever a valid study raises is a finding too
         found = [f"raises {type(error).__name__}: {error}"]
     return [*found, words] if found else []
 
 
 def campaign(first: int, studies: int, until: float, told: Callable[[list[str]], None]) -> int:
-    """Run so many studies, chunk by chunk; returns how many there was time for."""
+    """Run so many studies, chunk by chunk; return for how many there was time."""
     done = 0
     torch.set_num_threads(1)
     both = integers(1, ONE_IN).flatmap(lambda number: invalid() if number == ONE_IN else valid())

@@ -1,7 +1,8 @@
-"""The pictures of docs/gallery and of README: runs trained here on scikit-learn's digits, each run as its page.
+"""Makes the pictures of docs/gallery and of the README: runs trained on scikit-learn's digits, each shown as its page.
 
-`python benchmarks/gallery.py` writes them all again; names choose some: `python benchmarks/gallery.py 3-members search`. Runs
-are in `runs` of the working directory, and one that is there is not trained again. Needs Chromium, Pillow and the extra `demo`.
+`python benchmarks/gallery.py` makes all pictures; names choose some: `python benchmarks/gallery.py 3-members search`.
+Runs go to `runs` in the working directory, and one that exists is not trained again. Needs Chromium, Pillow and the
+extra `demo`.
 """
 
 import subprocess
@@ -28,18 +29,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import browser
 
 RUNS, PICTURES = Path("runs"), Path(__file__).resolve().parent.parent / "docs" / "gallery"
-"""Runs are in the working directory: its name is on no picture."""
+"""Runs are in the working directory, so that its name is on no picture."""
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 DEVICES = "cpu:4"
 
 
 def mlp(hidden: int, dropout: float, activation: str) -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(64, hidden), ACTIVATIONS[activation](), nn.Dropout(dropout), nn.Linear(hidden, 10))
 
 
 def digits() -> argosy.Data:
-    """A thousand digits to learn from, and the others to validate."""
+    """Return a thousand digits for training, and the others for validation."""
     x, y = load_digits(return_X_y=True)
     x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
     return argosy.Data(arrays=(x[:1000], y[:1000]), val_arrays=(x[1000:], y[1000:]))
@@ -48,7 +49,7 @@ def digits() -> argosy.Data:
 def member(
     name: str, *, lr: float, hidden: int = 64, dropout: float = 0.0, activation: str = "relu", batch_size: int = 32
 ) -> argosy.Member:
-    """One network."""
+    """Return a member with one network."""
     return argosy.Member(
         name,
         model=partial(mlp, hidden, dropout, activation),
@@ -59,13 +60,13 @@ def member(
 
 
 def train(directory: Path, fleet: list[argosy.Member], *, epochs: int) -> None:
-    """Train a fleet by processes."""
+    """Train a fleet in processes."""
     study = argosy.Study(data=digits(), members=fleet, stop=argosy.MaxEpochs(epochs))
     argosy.train(study, directory=directory, devices=DEVICES, quiet=True)
 
 
 def three(directory: Path) -> None:
-    """Three networks written by hand."""
+    """Train three hand-written networks."""
     fleet = [
         member("small", lr=0.05, hidden=16),
         member("wide", lr=0.05, hidden=256),
@@ -75,7 +76,7 @@ def three(directory: Path) -> None:
 
 
 def thirty(directory: Path) -> None:
-    """Ten networks under three seeds each."""
+    """Train ten networks under three seeds each."""
     fleet = [
         one
         for activation in ACTIVATIONS
@@ -88,7 +89,7 @@ def thirty(directory: Path) -> None:
 
 
 def kill_a_trainer(directory: Path) -> None:
-    """Kill a trainer once members have ended some epochs."""
+    """Kill a trainer after members have ended some epochs."""
     journal = directory / "journal.jsonl"
     while not journal.exists() or journal.read_text().count('"SectionEnded"') < 150:
         time.sleep(0.05)
@@ -97,7 +98,7 @@ def kill_a_trainer(directory: Path) -> None:
 
 
 def hundred(directory: Path) -> None:
-    """A hundred networks of a grid."""
+    """Train a grid of a hundred networks."""
     fleet = [
         member(f"mlp-lr={lr}-hidden={hidden}-dropout={dropout}", lr=lr, hidden=hidden, dropout=dropout)
         for lr in (0.001, 0.003, 0.01, 0.03, 0.1)
@@ -108,7 +109,7 @@ def hundred(directory: Path) -> None:
 
 
 def search(directory: Path) -> None:
-    """Hyperband over four parameters."""
+    """Search four parameters by Hyperband."""
     space = {
         "lr": FloatDistribution(1e-3, 1.0, log=True),
         "hidden": IntDistribution(4, 128, log=True),
@@ -123,7 +124,7 @@ def search(directory: Path) -> None:
 
 
 def demo(directory: Path) -> None:
-    """The demo."""
+    """Run the demo."""
     subprocess.run([sys.executable, "-m", "argosy", "demo", "--dir", str(directory)], check=True)
 
 
@@ -137,11 +138,11 @@ STUDIES: Mapping[str, Callable[[Path], None]] = {
 LOOKS = {"1440": (1440, 4000), "800": (800, 3000), "390": (390, 3000), "dark": (1440, 4000)}
 """Width and greatest height of each picture."""
 COLOURS = 256
-"""Colours of a picture, so that it is small."""
+"""Colours of a picture, few so that the file is small."""
 
 
 def pictured(chromium: browser.Browser, name: str) -> None:
-    """Take the pictures of a page that is open."""
+    """Take the pictures of the open page."""
     if name == "demo":
         take(chromium, PICTURES.parent / "report.png", width=1240, most=1100)
         return
@@ -152,9 +153,9 @@ def pictured(chromium: browser.Browser, name: str) -> None:
 
 
 def take(chromium: browser.Browser, path: Path, *, width: int, most: int, dark: bool = False, part: str = "") -> None:
-    """Take a picture of a page, or of its panel with this part."""
+    """Take a picture of a page, or of the panel that has this part."""
     chromium.picture(path, width=width, dark=dark)
-    # The first one gives the page its width, by which its height is known.
+    # The first picture sets the page's width, on which its height depends.
     height = int(chromium.ask("document.documentElement.scrollHeight"))
     chromium.picture(path, width=width, height=min(height, most), dark=dark)
     picture = Image.open(path).convert("RGB")

@@ -1,8 +1,9 @@
-"""What faults cost: a study of 12 unlike members, and the same one with a trainer killed every 15 seconds.
+"""What faults cost: a study of 12 unlike members, and the same study with a trainer killed every 15 seconds.
 
-Both runs are processes of their own, one after the other, in ``--rounds`` rounds. The one that is hurt must end with the weights,
-rows and digests of the other, the audit finds every sample stepped on, and its wall time is compared. ``stepped`` is the work of
-all trainers in the one over that in the other: what was done again, whatever else the machine had to do meanwhile.
+Both run in processes of their own, one after the other, in ``--rounds`` rounds. The disturbed run must end with the
+weights, rows and digests of the other, and the audit must find that every sample was trained on; its wall time is
+compared. ``stepped`` is the ratio of the work of all trainers in the two runs: the work that was done again,
+independent of the machine's other load.
 """
 
 import json
@@ -40,7 +41,7 @@ def faultless(directory: Path, length: int, epochs: int) -> float:
 
 
 def hurt(directory: Path, length: int, epochs: int, every: float, seed: int) -> tuple[float, int]:
-    """Wall seconds, and how many trainers were killed."""
+    """Kill trainers during a run; return its wall seconds and how many were killed."""
     began, kills, dice = time.monotonic(), 0, random.Random(seed)
     run = Run(directory, SCRIPT, settings=SETTINGS, length=length, epochs=epochs)
     following = began + every
@@ -56,7 +57,7 @@ def hurt(directory: Path, length: int, epochs: int, every: float, seed: int) -> 
 
 
 def facts(directory: Path) -> dict[str, Any]:
-    """What the journal says of the faults."""
+    """Return what the journal says about the faults."""
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     kinds = Counter(line["event"] for line in lines)
     used = [

@@ -1,15 +1,17 @@
-"""All that is claimed of GPUs, checked on one: all of it, or a part of at most ten minutes a command.
+"""Checks everything that is claimed of GPUs on one GPU: all sections, or a part that takes at most ten minutes.
 
     python benchmarks/gpu_all.py [--part 1|2|3] [--rehearse] [--json]
 
-A part is useful alone. It leaves out what today's results say holds, so the same command resumes the run where it was cut off.
-1: it runs, ends its members alone, waits for nothing. 2: memory, splits, packs, captured steps and sums are right. 3: what it is worth.
-``--rehearse`` runs all three without a GPU, on `tests/rehearsed.py`.
+Each part is useful alone. It skips sections that today's results say hold, so the same command continues a run that was
+cut off. Part 1: members train, end alone and wait for nothing. Part 2: memory, split members, packs, captured steps and
+sums are right. Part 3: the gains. ``--rehearse`` runs all three without a GPU, on `tests/rehearsed.py`.
 
-Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, a kernel that asserts ends its member alone, memory as measured
-against what torch counts, how a card is given to a process (`gpu_given.py`), members' seconds, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
-steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
-GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
+Sections: members together equal members alone; a resumed run equals an uninterrupted one; a killed trainer is replaced;
+a kernel that asserts ends only its member; measured memory against torch's count; how a card is given to a process
+(`gpu_given.py`); members' seconds; steps that wait for nothing; blocks copied from the pinned ring while the device
+works; members on several ranks; sums by NCCL; packs and captured steps (`gpu_packs.py`); the demo's networks against a
+CPU. It needs only torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get synthetic
+digits. Without a GPU, or with ``--devices cpu:2``, everything is smaller. Appends to ``results/<date>_<hardware>.md``.
 """
 
 import argparse
@@ -82,7 +84,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def together_is_alone(site: Site) -> Outcome:
-    """Members side by side, and each of them by itself."""
+    """Compare members trained together with each of them trained alone."""
     found: dict[str, float] = {}
     for member in members():
         alone = exactly(site, study(site, [member]), f"alone-{member.name}")
@@ -91,20 +93,20 @@ def together_is_alone(site: Site) -> Outcome:
 
 
 def resumed_is_uninterrupted(site: Site) -> Outcome:
-    """One epoch, and the same command with more; against `together`."""
+    """Compare one epoch, continued by the same command with more epochs, with `together`."""
     for epochs in (1, 3):
         resumed = exactly(site, study(site, members(), epochs), "resumed")
     return equal(differences(together(site), resumed, [member.name for member in members()]))
 
 
 def dawdle(batch: Any) -> Any:
-    """Leave a moment to be killed in."""
+    """Give the kill below time to happen."""
     time.sleep(0.01)
     return batch
 
 
 def a_killed_trainer_is_replaced(site: Site) -> Outcome:
-    """SIGKILL after the first section's end; results as if nothing had been."""
+    """Kill a trainer after the first section; the results must be those of an undisturbed run."""
     run, killed = site.folder / "killed", threading.Event()
     over = threading.Event()
 
@@ -133,7 +135,7 @@ def a_killed_trainer_is_replaced(site: Site) -> Outcome:
 
 
 class Asserting(nn.Module):
-    """Reads beyond a table's end from its step `after` on: a kernel asserts, which the host hears of later. A CPU raises at once."""
+    """Reads beyond the end of a table after `after` steps: a kernel asserts, of which the host learns later. A CPU raises at once."""
 
     steps: torch.Tensor
     table: torch.Tensor
@@ -152,7 +154,7 @@ class Asserting(nn.Module):
 
 
 def a_kernel_that_asserts_ends_its_member_alone(site: Site) -> Outcome:
-    """A member whose steps make the device unusable from some step on, among others, which become what they are without it."""
+    """Train a member whose steps make the device unusable at some point; it ends, and the others end as they do without it."""
     asserts = argosy.Member("asserts", model=partial(Asserting, 20), optimizer=Adam, batch_size=32)
     run = exactly(site, study(site, [*members(), asserts]), "asserts")
     outcome = equal(differences(together(site), run, [member.name for member in members()]))
@@ -163,7 +165,7 @@ def a_kernel_that_asserts_ends_its_member_alone(site: Site) -> Outcome:
 
 
 def memory_is_what_torch_counts(site: Site) -> Outcome:
-    """What a profile says of members against the most that torch counts in a loop of their own."""
+    """Compare the memory in members' profiles with the most that torch counts in a loop of their own."""
     backend = backend_of(site.device)
     if backend.memory_in_use() is None:
         return Outcome(holds=True, figures={"memory": f"nobody counts it on {site.device}"})
@@ -191,7 +193,7 @@ def memory_is_what_torch_counts(site: Site) -> Outcome:
 
 
 def _memory_in_use(backend: Backend) -> int:
-    """After work that lets libraries take their work space, for the thread of backward passes as well."""
+    """Return the memory in use after work that lets libraries allocate their work space, also in the thread of backward passes."""
     ones = torch.ones(64, 64, device=backend.device, requires_grad=True)
     (ones @ ones).sum().backward()
     del ones
@@ -199,7 +201,7 @@ def _memory_in_use(backend: Backend) -> int:
 
 
 def steps_wait_for_nothing(site: Site) -> Outcome:
-    """Members of each kind alone and as packs, with an error of torch's where a step waits for the device."""
+    """Step members of each kind alone and as packs, with torch raising an error if a step waits for the device."""
     backend = backend_of(site.device)
     if not site.real or not records(backend):
         # A CPU's operators read values themselves; tests/training/test_waits.py looks for waits on torch's meta device.
@@ -217,7 +219,7 @@ def steps_wait_for_nothing(site: Site) -> Outcome:
 
 
 def seconds_are_the_devices(site: Site) -> Outcome:
-    """Seconds of unlike members in their last section, against the time from the section before to its end."""
+    """Compare the seconds of unlike members in their last section with the time that has passed since the section before."""
     models = {"light": partial(dropping, hidden=64), "heavy": partial(demo.resnet, width=128 if site.real else 8)}
     sgd = partial(SGD, lr=0.02)
     fleet = [argosy.Member(name, model=model, optimizer=sgd, batch_size=256) for name, model in models.items()]
@@ -230,7 +232,7 @@ def seconds_are_the_devices(site: Site) -> Outcome:
 
 
 def copies_pass_beside_steps(site: Site) -> Outcome:
-    """How much of the copies' time is hidden behind steps, from a ring that is not pinned and from one that is."""
+    """Measure how much of the copies' time is hidden behind steps, from a ring that is pinned and from one that is not."""
     backend = backend_of(site.device)
     if not backend.apart:
         return Outcome(holds=True, figures={"copies": f"none on {site.device}"})
@@ -242,7 +244,7 @@ def copies_pass_beside_steps(site: Site) -> Outcome:
 
 
 def _hidden(backend: Backend, pin: Any, *, small: bool) -> dict[str, float]:
-    """Seconds of blocks alone, of about as many seconds of steps alone, and of both."""
+    """Return the seconds of blocks alone, of about as many seconds of steps alone, and of both at once."""
     size, blocks, side = (MIB, 12, 128) if small else (32 * MIB, 60, 4096)
     weights = torch.randn(side, side, device=backend.device)
     feeder = _Feeder(size, pin)
@@ -282,7 +284,7 @@ def _hidden(backend: Backend, pin: Any, *, small: bool) -> dict[str, float]:
 
 
 class _Feeder:
-    """A feeder of one reader in this process, whose blocks are always ready."""
+    """A feeder with one reader in this process, whose blocks are always ready."""
 
     def __init__(self, size: int, pin: Any) -> None:
         self.layout = Layout.of(torch.zeros(1024))
@@ -296,7 +298,7 @@ class _Feeder:
             self.ring.slot(slot)[:] = 0
 
     def block(self, copies: Copies) -> Block:
-        """The next block, as soon as a slot is free."""
+        """Return the next block as soon as a slot is free."""
         while not self.free:
             copies.release_done()
             self.free += self.peer.receive()
@@ -306,13 +308,13 @@ class _Feeder:
         return block
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.reader.close()
         self.peer.close()
 
 
 def split_is_alone(site: Site) -> Outcome:
-    """A member on ranks that are threads here: two of one device add up in memory of the host, others where groups of runs do."""
+    """Compare a member on ranks, here threads, with the member alone: ranks on one device sum in host memory, others as groups do in runs."""
     optimizer = partial(AdamW, lr=4e-3, weight_decay=0.1)
     one = packs.member("m", batch_size=63, accumulate=2, optimizer=optimizer, clip_grad_norm=0.1)
     here, kind = (lambda number: site.device), site.devices.partition(":")[0]
@@ -334,7 +336,7 @@ def split_is_alone(site: Site) -> Outcome:
 
 
 def the_demo_is_as_good_as_on_a_cpu(site: Site) -> Outcome:
-    """Best accuracies of the demo's eight networks."""
+    """Compare the best accuracies of the demo's eight networks with those on a CPU."""
     there = find_spec("sklearn") and find_spec("PIL") and site.real
     asked = argosy.Study(
         data=demo.study.data if there else data(site),
@@ -353,7 +355,7 @@ def the_demo_is_as_good_as_on_a_cpu(site: Site) -> Outcome:
 
 
 PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
-    # Whether it runs, and waits for nothing.
+    # Part 1: members train, and wait for nothing.
     (
         together_is_alone,
         resumed_is_uninterrupted,
@@ -368,7 +370,7 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
         gpu_given.nothing_needs_nvml,
         gpu_given.two_trainers_share_a_card,
     ),
-    # Whether memory, packs, captured steps and sums are right.
+    # Part 2: memory, packs, captured steps and sums are right.
     (
         memory_is_what_torch_counts,
         split_is_alone,
@@ -378,7 +380,7 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
         gpu_packs.captured_steps_are_plain_ones,
         gpu_packs.sums_are_made_on_the_device,
     ),
-    # What it is worth.
+    # Part 3: the gains.
     (
         gpu_unlike.sixty_four_unlike_mlps_are_one_captured_program,
         gpu_unlike.sixty_four_unlike_mlps_are_stepped_by_muon,
@@ -393,12 +395,12 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
 
 
 def words(section: Callable[[Site], Outcome]) -> str:
-    """Return a section's name as a reader has it."""
+    """Return a section's name as words."""
     return section.__name__.replace("_", " ")
 
 
 def run(section: Callable[[Site], Outcome], site: Site) -> dict[str, Any]:
-    """One section's words; what it raises is a section that does not hold."""
+    """Run one section and print its outcome; an exception means that it does not hold."""
     started = time.perf_counter()
     try:
         outcome = section(site)
@@ -442,7 +444,7 @@ def begin(path: Path, site: Site) -> None:
 
 
 def write(row: Mapping[str, Any], path: Path) -> None:
-    """Add one section's line as soon as it is known: a command that is cut off loses no more than the section it was in."""
+    """Append a section's line as soon as it is known, so that a command that is cut off loses only the section it was in."""
     figures = json.dumps(row["figures"]).replace("|", "\\|")
     with path.open("a") as file:
         file.write(f"| {row['what']} | {'yes' if row['holds'] else 'NO'} | {row['seconds']} | `{figures}` |\n")
@@ -458,7 +460,7 @@ def held_today(path: Path, site: Site) -> set[str]:
 
 
 def rehearse(results: Path) -> int:
-    """Run all parts on late devices whose steps can be captured."""
+    """Run all parts on stand-in devices that work late, as accelerators do, and whose steps can be captured."""
     environment = {
         **os.environ,
         "ARGOSY_DEVICES": "rehearsed",
@@ -473,19 +475,19 @@ def rehearse(results: Path) -> int:
 
 
 def taken(started: float) -> str:
-    """Return the time since then, and what processors have worked in it: on a busy machine that says more."""
+    """Return the time since then and the processor time, which says more on a busy machine."""
     return f"{time.perf_counter() - started:.0f} s, {sum(os.times()[:4]):.0f} s of a processor"
 
 
 def main() -> int:
-    """Run the sections that are asked for, all without a choice."""
+    """Run the chosen sections, by default all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one line, one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--devices", default="cuda" if torch.cuda.is_available() else "cpu:2")
     parser.add_argument("--part", type=int, choices=range(1, len(PARTS) + 1), help="sections of at most ten minutes")
     parser.add_argument("--rehearse", action="store_true", help="all parts on a CPU that behaves like an accelerator")
     parser.add_argument("--only", action="append", help="sections with this word in their names; may be repeated")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the table goes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the table")
     options = parser.parse_args()
     if options.rehearse:
         return rehearse(options.results)

@@ -1,6 +1,7 @@
-"""The sections of `gpu_all.py` on how a card is given to a process: exclusively, by a variable, in parts, without NVML, beside others.
+"""The sections of `gpu_all.py` on how a card is given to a process: exclusively, by a variable, in parts, without NVML, or shared.
 
-Each trains a member in a command of its own, this file, and compares it with the one in the run `together`.
+Each section trains a member in a command of its own, which runs this file, and compares it with the one in the run
+`together`.
 """
 
 import ctypes
@@ -25,18 +26,18 @@ from argosy.running.watch.energy import NVML
 from argosy.training.device.devices import Accelerator, kind_of
 
 VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK", "late": "LATE_VISIBLE_DEVICES"}
-"""What says which cards a process sees, by kind."""
+"""The variable that says which cards a process sees, by kind."""
 
 
 def the_command_leaves_the_card_to_its_trainers(site: Site) -> Outcome:
-    """In exclusive mode one process can have a card: the trainer, and not the command that starts it."""
+    """In exclusive mode only one process can use a card: it must be the trainer, not the command that starts it."""
     told, mode = _of_one_card(site), _asked_of_nvidia("--query-gpu=compute_mode", "--format=csv,noheader")
     used = told["used by the command"]
     return _verdict(told, not used, {"used by the command": used, "mode": mode})
 
 
 def variables_say_which_cards_are_seen(site: Site) -> Outcome:
-    """One card is trained on by its number there, which is 0; where none is seen, a sentence refuses the run."""
+    """A card shown by the variable is used under its number there, 0; if none is shown, one sentence refuses the run."""
     if (variable := VARIABLES.get(_kind(site))) is None:
         return Outcome(holds=True, figures={"variable": f"none for {_kind(site)}"})
     one, none = _of_one_card(site), _trained(site, "none seen", {variable: ""})
@@ -45,7 +46,11 @@ def variables_say_which_cards_are_seen(site: Site) -> Outcome:
 
 
 def a_card_in_parts_is_counted_as_what_one_sees(site: Site) -> Outcome:
-    """Before its CUDA starts torch counts cards, and then the one instance (MIG) that is this process's: one less here, or as it is."""
+    """A card divided by MIG is counted as what this process sees.
+
+    Before its CUDA starts, torch counts cards; afterwards, the one instance of this process. Without MIG a stand-in
+    counts one card less afterwards.
+    """
     parts = "MIG" in _asked_of_nvidia("-L")
     there = len(Accelerator.hardware("cuda")) if site.devices.startswith("cuda") else 1
     started = [parts]
@@ -66,7 +71,7 @@ def a_card_in_parts_is_counted_as_what_one_sees(site: Site) -> Outcome:
 
 
 def nothing_needs_nvml(site: Site) -> Outcome:
-    """A library that cannot be opened lies before NVML, as where a container lacks it."""
+    """NVML is hidden by a library that cannot be opened, as if a container lacked it."""
     folder = site.folder / "no NVML"
     folder.mkdir(exist_ok=True)
     (folder / NVML).write_bytes(b"")
@@ -76,7 +81,7 @@ def nothing_needs_nvml(site: Site) -> Outcome:
 
 
 def two_trainers_share_a_card(site: Site) -> Outcome:
-    """Of two runs at the same time, each its own."""
+    """Train two runs at the same time on one card."""
     if "Exclusive" in _asked_of_nvidia("--query-gpu=compute_mode", "--format=csv,noheader"):
         return Outcome(holds=True, figures={"beside": "the card is in exclusive mode"})
     commands = [_command(site, f"beside {number}", {}) for number in range(2)]
@@ -92,7 +97,7 @@ def _kind(site: Site) -> str:
 
 
 def _of_one_card(site: Site) -> dict[str, Any]:
-    """What a command tells to which a variable shows the last card alone; run once."""
+    """Return what a command reports that sees only the last card; it runs once."""
     run, kind = "one seen", _kind(site)
     note, environment = site.folder / f"{run}.json", {}
     if kind in VARIABLES and not note.exists():
@@ -109,14 +114,14 @@ def _trained(site: Site, run: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _command(site: Site, run: str, environment: Mapping[str, str]) -> tuple[str, subprocess.Popen[str]]:
-    """Start to train the first member on the first device that is seen."""
+    """Start to train the first member on the first visible device."""
     devices = site.one if _kind(site) == "cpu" else f"{_kind(site)}:0"
     command = [sys.executable, __file__, devices, str(site.folder), run]
     return run, subprocess.Popen(command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE)
 
 
 def _told(site: Site, run: str, command: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait for it; returns what it tells, and how far its member is from the one beside others."""
+    """Wait for the command; return what it reports, and how far its member is from the one trained together."""
     output, _ = command.communicate()
     told: dict[str, Any] = json.loads(output.splitlines()[-1])
     if not told["refused"]:
@@ -139,7 +144,7 @@ def _asked_of_nvidia(*question: str) -> str:
 
 
 def main() -> None:
-    """Train, and tell what this process has seen."""
+    """Train, and report what this process has seen."""
     devices, folder, run = sys.argv[1:]
     site = Site(devices=devices, folder=Path(folder))
     kind = _kind(site)
@@ -158,7 +163,7 @@ def main() -> None:
 
 
 def _used(kind: str) -> bool:
-    """Whether this process has a context on the first card."""
+    """Return whether this process has a context on the first card."""
     if kind == "cuda":
         return torch.cuda.device_count() > 0 and bool(torch._C._cuda_hasPrimaryContext(0))  # type: ignore[attr-defined]
     stand_in = sys.modules.get(kind)

@@ -35,37 +35,37 @@ from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 
 NEAR = 1e-9
-"""How far float64 weights may be from those of members alone, as a share of the largest."""
+"""How far float64 weights may be from those of members alone, relative to the largest."""
 NEAR_AFTER_A_RUN = 1e-6
-"""How far such weights may be apart after hundreds of steps, which multiply what rounding makes different."""
+"""How far such weights may be apart after hundreds of steps, which amplify rounding."""
 GIB = 2**30
 ROUNDS = 5
 WARM = 3
-"""Blocks of a ladder's rung that do not count."""
+"""Unmeasured blocks at the beginning of a rung."""
 WIDE, MANY = 2048, 8
-"""Hidden units of members, and how many of these there are: weights, moments and a step of one take 1.3 GiB, a step of all 2.8."""
+"""Hidden units and number of members: weights, moments and a step of one member take 1.3 GiB, a step of all 2.8 GiB."""
 SCARCE = 2.0
-"""GiB that hold them one by one, and not as one program."""
+"""GiB in which the members fit one by one, but not as one program."""
 
 
 # ---- runs with packs
 
 
 def double(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Normalised digits in float64, where one program and several differ by next to nothing."""
+    """Normalise digits to float64, in which one program and several differ by next to nothing."""
     inputs, target = demo.normalize(batch)
     return inputs.double(), target
 
 
 def network(kind: str, hidden: int = 64) -> nn.Module:
-    """In float64."""
+    """Return a float64 network."""
     flat = [nn.Flatten(), nn.Linear(demo.CROP**2, hidden), nn.ReLU()]
     rest = {"plain": nn.ReLU(), "norms": nn.BatchNorm1d(hidden), "drops": nn.Dropout(0.2)}[kind]
     return nn.Sequential(*flat, nn.Linear(hidden, hidden), rest, nn.Linear(hidden, 10)).double()
 
 
 def limited(gib: float, hidden: int) -> nn.Module:
-    """A network in a process whose tensors may take so much of a CUDA device."""
+    """Return a network after limiting the CUDA memory of this process."""
     if torch.cuda.is_available():
         share = gib * GIB / torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(share, 1.0))
@@ -73,7 +73,7 @@ def limited(gib: float, hidden: int) -> nn.Module:
 
 
 def packs() -> list[argosy.Member]:
-    """Three architectures, four members each: other optimizers, rates and schedules, draws of their own."""
+    """Return four members of each of three architectures, with different optimizers, rates and schedules, and own random numbers."""
     made = []
     for kind, number in itertools.product(("plain", "norms", "drops"), range(4)):
         optimizer = (partial(SGD, lr=0.02 * (number + 1), momentum=0.9), partial(AdamW, lr=1e-3 * (number + 1)))
@@ -86,20 +86,20 @@ def packs() -> list[argosy.Member]:
 
 
 def study(site: Site, members: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
-    """On digits that are made up."""
+    """Return a study on synthetic digits."""
     count = 6400 if site.real else 640
     data = argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=double)
     return argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
 
 
 def packed_together(site: Site) -> Path:
-    """The run that others are compared with, made once."""
+    """Return the run with which others are compared; it is made once."""
     run = site.folder / "packs"
     return run if run.exists() else site.train(study(site, packs()), "packs", devices=site.one)
 
 
 def near(found: Mapping[str, float], run: Path, **more: Any) -> Outcome:
-    """Holds where weights of doubles differ by next to nothing; tells what programs the run had."""
+    """Require that float64 weights differ by next to nothing, and report the run's programs."""
     programs = events(run, "Packed")
     tried = sorted({f"{max(map(len, told['programs']))} {told.get('kind', 'plain')}" for told in programs})
     chosen = [f"{max(map(len, told['programs']))} {told.get('kind', 'plain')}" for told in programs if told["settled"]]
@@ -108,14 +108,14 @@ def near(found: Mapping[str, float], run: Path, **more: Any) -> Outcome:
 
 
 def packs_are_their_members_one_after_another(site: Site) -> Outcome:
-    """A run that may make one program of those alike, against one that may not."""
+    """Compare a run that may step members of one architecture as one program with a run that may not."""
     run, names = packed_together(site), [member.name for member in packs()]
     by_turns = site.train(study(site, packs()), "no-packs", devices=site.one, packing="interleaved")
     return near(differences(run, by_turns, names, metrics=False), run)
 
 
 def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
-    """One epoch, and the same command with more."""
+    """Train one epoch, then run the same command with more epochs."""
     for epochs in (1, 3):
         resumed = site.train(study(site, packs(), epochs), "resumed-packs", devices=site.one)
     names = [member.name for member in packs()]
@@ -123,9 +123,9 @@ def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
 
 
 def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
-    """Eight members that fit one by one, not as one program; against the same with all the memory of the device."""
+    """Train eight members that fit one by one but not as one program, and compare them with the same on the whole device."""
     hidden, batch, rest = (WIDE, 2048, 80.0) if site.real else (32, 64, 0.0)
-    epochs = 10 if site.real else 3  # of four steps; a pack is tried after a dozen
+    epochs = 10 if site.real else 3  # of four steps each; a pack is tried after a dozen
     runs = []
     for words, gib in (("ample", rest), ("scarce", SCARCE)):
         members = [
@@ -146,11 +146,11 @@ def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
 
 
 def steps_of(side: Side, task: Task, epochs: Sequence[int]) -> float:
-    """Seconds of all steps on these epochs, by the clock, with the device at rest before and after."""
+    """Return the wall seconds of all steps on these epochs; the device is idle before and after."""
     backend, seconds = backend_of(task.device), 0.0
     for epoch in epochs:
         block = task.block(epoch)
-        assert block.sums  # made once for all members of a device
+        assert block.sums  # computed once for all members of a device
         side.prepare(epoch)
         backend.synchronize()
         began = time.perf_counter()
@@ -161,7 +161,7 @@ def steps_of(side: Side, task: Task, epochs: Sequence[int]) -> float:
 
 
 def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]) -> float:
-    """How far float64 weights of a side are from those of the members one after another, as a share of the largest."""
+    """Return how far a side's float64 weights are from those of the members one after another, relative to the largest."""
     task = Task(workload, size, device, torch.float64)
     sides = one_after_another(task), make(task)
     for side in sides:
@@ -175,7 +175,7 @@ def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]
 
 
 def captured_steps_are_plain_ones(site: Site) -> Outcome:
-    """Fused programs, and captured ones of a pack and of each member, against plain steps of each."""
+    """Compare fused programs, and captured ones of a pack and of each member, with plain steps of each member."""
     ways: dict[str, Callable[[Task], Side]] = {"fused": fused}
     if records(backend_of(site.device)):
         ways |= {"fused, captured": captured, "captured": captured_one_after_another, "beside each other": Apart}
@@ -188,7 +188,7 @@ def captured_steps_are_plain_ones(site: Site) -> Outcome:
 
 
 def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
-    """Member-steps a second of each side in each of the interleaved rounds."""
+    """Return the member-steps a second of each side in each interleaved round."""
     task = Task(workload, size, site.device, torch.float32)
     sides: dict[str, Side] = {
         "S0 loop": Loop(task),
@@ -222,7 +222,7 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
 
 
 def the_ladder(site: Site) -> Outcome:
-    """Ways of stepping the same members, and what they come to against plain loops and against captured ones."""
+    """Compare ways of stepping the same members with plain loops and with captured ones."""
     rungs = [("MLP h64", 32), ("small CNN", 32), ("MLP h64", 8), ("MLP h64", 1), ("compute-bound", 4), ("small CNN", 8)]
     figures, missed = dict[str, Any](), list[str]()
     for name, size in rungs if site.real else [("MLP h64", 4)]:
@@ -244,7 +244,7 @@ def the_ladder(site: Site) -> Outcome:
 
 
 def host_microseconds(site: Site) -> float:
-    """What an operator on next to nothing takes the host, by which ratios scale."""
+    """Return the host's time for a tiny operator, with which ratios scale."""
     one = torch.ones(1, device=backend_of(site.device).device)
     seconds = list[float]()
     for _ in range(5):
@@ -257,7 +257,7 @@ def host_microseconds(site: Site) -> float:
 
 
 def unlike_members_step_side_by_side(site: Site) -> Outcome:
-    """Captured steps of four unlike networks, one after another and each on a stream of its own. To gain nothing is no fault."""
+    """Run captured steps of four unlike networks one after another and each on its own stream; the section may hold without a gain."""
     models: list[Any] = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
     unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
     if not records(backend_of(site.device)):
@@ -277,7 +277,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
 
 
 def sums_are_made_on_the_device(site: Site) -> Outcome:
-    """A group of one rank adds up, by NCCL where it is to be had, while steps go on beside it."""
+    """Let a group of one rank compute a sum, by NCCL if it is available, while steps run beside it."""
     device = backend_of(site.device).device
     on = sums_on(device)
     before = set(threading.enumerate())
@@ -297,7 +297,7 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     holds = made.done and torch.equal(values, expected)
     group.leave()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10.0)  # a process that ends while one of them hangs up is aborted
+        thread.join(10.0)  # a process aborts that ends while such a thread closes its connection
     return Outcome(
         holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")}
     )

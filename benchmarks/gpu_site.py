@@ -1,4 +1,4 @@
-"""What the sections of `gpu_all.py` share: where they run, members on made-up samples, and what runs leave."""
+"""What the sections of `gpu_all.py` share: devices, members on synthetic samples, and access to what runs leave."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """Where and how much."""
+    """The devices and the folder of a run of the sections."""
 
     devices: str
     folder: Path
 
     @property
     def real(self) -> bool:
-        """Whether it is an accelerator, and so everything in full size."""
+        """Whether this is an accelerator, on which everything has full size."""
         return self.devices.partition(":")[0] in ("cuda", "xpu")
 
     @property
@@ -53,25 +53,25 @@ class Site:
 
     @property
     def one(self) -> str:
-        """That device, or one slot of the host, as runs are told it."""
+        """The first device, or one slot of the host, as a setting of runs."""
         return "cpu:1" if self.devices.startswith("cpu") else self.device
 
     def train(self, study: argosy.Study, run: str, *, devices: str | None = None, **settings: Any) -> Path:
-        """Train, or go on; returns the run's folder."""
+        """Train or continue a study, and return the run's folder."""
         argosy.train(study, quiet=True, directory=self.folder / run, devices=devices or self.devices, **settings)
         return self.folder / run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a section found."""
+    """The result of a section."""
 
     holds: bool
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Made up: ten patterns, shifted and noisy, as bytes ``[N, 1, 28, 28]``, and their numbers."""
+    """Return synthetic digits: ten patterns, shifted and noisy, as bytes ``[N, 1, 28, 28]``, and their numbers."""
     patterns = torch.nn.functional.interpolate(
         torch.rand(10, 1, 7, 7, generator=torch.Generator().manual_seed(0)), size=demo.CROP, mode="bilinear"
     )
@@ -84,19 +84,19 @@ def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def data(site: Site) -> argosy.Data:
-    """Digits that are made up, normalised on the device."""
+    """Return synthetic digits, normalised on the device."""
     count = 6400 if site.real else 640
     return argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=demo.normalize)
 
 
 def dropping(hidden: int) -> nn.Module:
-    """One that draws random numbers on the device in every step."""
+    """Return a network that draws random numbers on the device in every step."""
     layers = [nn.Linear(demo.CROP**2, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
     return nn.Sequential(nn.Flatten(), *layers)
 
 
 def members(**rest: Any) -> list[argosy.Member]:
-    """Unlike ones: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
+    """Return unlike members: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
 
     def member(name: str, build: Any, optimizer: Any, batch_size: int, **more: Any) -> argosy.Member:
         return argosy.Member(name, model=build, optimizer=optimizer, batch_size=batch_size, **more, **rest)
@@ -110,33 +110,33 @@ def members(**rest: Any) -> list[argosy.Member]:
 
 
 def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
-    """Some members on made-up digits."""
+    """Return a study of these members on synthetic digits."""
     return argosy.Study(data=data(site), members=fleet, stop=argosy.MaxEpochs(epochs))
 
 
 def exactly(site: Site, asked: argosy.Study, run: str) -> Path:
-    """Train so that what is the same is so to the bit; by default lone members may be stepped by captured kernels."""
-    # Convolutions add up in one order only; the workers have what is set here.
+    """Train with exact numerics, so that equal members are equal to the bit; by default lone members may be stepped by captured kernels."""
+    # Convolutions then add up in one order only; workers inherit the setting.
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         return site.train(asked, run, numerics="exact")
 
 
 def together(site: Site) -> Path:
-    """The run that others are compared with, made once."""
+    """Return the run with which others are compared; it is made once."""
     run = site.folder / "together"
     return run if run.exists() else exactly(site, study(site, members()), "together")
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The journal's lines of a kind."""
+    """Return the journal's lines of a kind."""
     path = run / "journal.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    # The last line may be half written.
+    # The last line may be incomplete.
     return [json.loads(line) for line in lines if f'"event": "{kind}"' in line and line.endswith("}")]
 
 
 def differences(one: Path, other: Path, names: Sequence[str], *, metrics: bool = True) -> dict[str, float]:
-    """The largest difference of any weight of each member; 0 means bit for bit, `metrics` of all epochs included."""
+    """Return the largest difference of any weight of each member; 0 means equal bits, `metrics` of all epochs included."""
     found = {}
     for name in names:
         ours, theirs = (
@@ -152,5 +152,5 @@ def differences(one: Path, other: Path, names: Sequence[str], *, metrics: bool =
 
 
 def equal(found: Mapping[str, float]) -> Outcome:
-    """Holds where nothing differs."""
+    """Require that nothing differs."""
     return Outcome(holds=not any(found.values()), figures={"largest difference of a weight": dict(found)})

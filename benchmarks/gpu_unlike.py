@@ -1,4 +1,4 @@
-"""The sections of `gpu_all.py` on 64 unlike MLPs, of the widths, batches and optimizers that TabPack takes (its figures: `anchors`)."""
+"""The sections of `gpu_all.py` on 64 unlike MLPs, with the widths, batches and optimizers of TabPack (its figures: `anchors`)."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ from argosy.training.programs.graphed.graphed import Graphed
 WIDTHS, BATCH = (128, 192, 256, 320, 384), 256
 WANTED = {"grouped, captured / padded": 3.0, "grouped, captured / alike, fused, captured": 0.7}
 STEPS_A_SECOND = {"AdamW": 600, "Muon": 250}
-"""Of all 64 members, wanted of an H100."""
+"""Steps of all 64 members a second that an H100 must reach."""
 LONG, SHORT = ROUNDS, 1
-"""Rounds of four epochs; of ways that take seconds for one, a single one."""
+"""Numbers of rounds: each has four epochs, but sides that take seconds for one epoch run a single epoch once."""
 
 
 def sixty_four_unlike_mlps_are_one_captured_program(site: Site) -> Outcome:
-    """Steps a second of all members in each way with AdamW, and float64 weights against those of members alone, dropout included."""
+    """Measure steps a second of all members with AdamW on each side, and compare float64 weights with members alone, dropout included."""
     if kernels_of(backend_of(site.device).device) is None:
         return Outcome(holds=True, figures={"kernels": f"none on {site.device}"})
     apart = _difference(site)
@@ -38,14 +38,14 @@ def sixty_four_unlike_mlps_are_one_captured_program(site: Site) -> Outcome:
 
 
 def sixty_four_unlike_mlps_are_stepped_by_muon(site: Site) -> Outcome:
-    """Likewise with Muon for matrices and AdamW for biases."""
+    """Measure the same with Muon for matrices and AdamW for biases."""
     if kernels_of(backend_of(site.device).device) is None:
         return Outcome(holds=True, figures={"kernels": f"none on {site.device}"})
     return _rates(site, "Muon", {"captured one after another": (captured_one_after_another, SHORT)})
 
 
 def _rates(site: Site, optimizer: str, more: Mapping[str, tuple[Callable[[Task], Side], int]]) -> Outcome:
-    """Time the ways, one after another, as each has memory of its own."""
+    """Time the sides one after another, since each needs its own memory."""
     shapes = unlike(WIDTHS)
     different, same = (_task(site, own, optimizer) for own in (shapes, alike(shapes, WIDTHS)))
     sides: dict[str, tuple[Task, Callable[[Task], Side], int]] = {
@@ -73,7 +73,7 @@ def _rates(site: Site, optimizer: str, more: Mapping[str, tuple[Callable[[Task],
 
 
 def captured_unlike(task: Task) -> Programs:
-    """All members as one program, its steps captured."""
+    """Return all members as one program with captured steps."""
     return Programs(task, [Graphed.of(Grouped.of(task.lives()))])
 
 
@@ -85,19 +85,19 @@ def _task(site: Site, shapes: Sequence[Shape], optimizer: str) -> Task:
 
 
 def adamw(number: int, parameters: Any) -> Optimizer:
-    """Of a member, with numbers of its own."""
+    """Return a member's optimizer, with its own hyper-parameters."""
     return AdamW(parameters, lr=1e-3 * (number % 16 + 1), weight_decay=0.01 * (number % 5))
 
 
 def muon(number: int, parameters: Any) -> list[Optimizer]:
-    """Muon for its matrices, and AdamW for the rest."""
+    """Return Muon for a member's matrices, and AdamW for the rest."""
     weights = list(parameters)
     matrices = Muon([w for w in weights if w.dim() == 2], lr=2e-3 * (number % 16 + 1), weight_decay=0.01 * (number % 5))
     return [matrices, adamw(number, [w for w in weights if w.dim() != 2])]
 
 
 def _difference(site: Site) -> float:
-    """Return the largest between float64 weights of the members captured as one and those alone, after 24 steps."""
+    """Return the largest difference of float64 weights between members captured as one program and members alone, after 24 steps."""
     task = task_of(unlike(WIDTHS), BATCH, torch.float64, device=site.device)
     sides: tuple[Any, Any] = one_after_another(task), captured_unlike(task)
     for side in sides:

@@ -1,12 +1,13 @@
-"""A hundred members for real, in two parts.
+"""Trains a hundred members for real, in two parts.
 
-``kills``: small unlike members that converge at random, a trainer killed every 30 seconds: all of them end, and nothing grows. No
-rule knows when a member will end: each stops where its validation loss has not improved for an epoch. Processes are looked at all
-the time; memory, descriptors and shared memory of each role are compared between the earlier and the later moments, after the first
-quarter of the run, at which as many processes were there: a leg of its own for members of a lost trainer takes another feeder.
+``kills``: small unlike members that converge at random times, while a trainer is killed every 30 seconds. All of them
+must end, and no process may grow. No rule knows when a member will end: each stops when its validation loss has not
+improved for an epoch. Processes are sampled all the time. After the first quarter of the run, memory, descriptors and
+shared memory of each role are compared between earlier and later moments with equally many processes, since a leg for
+members of a lost trainer needs another feeder.
 
-``miniature``: FLEET's own hundred networks (`miniature.py`) on 4 and on 8 CPU slots, under ``rounds``, ``fleet`` and ``balanced``:
-how much longer the others take than ``balanced`` is what the simulator says.
+``miniature``: FLEET's own hundred networks (`miniature.py`) on 4 and on 8 CPU slots, under ``rounds``, ``fleet`` and
+``balanced``: the other policies must take longer than ``balanced`` by the factor that the simulator says.
 """
 
 import contextlib
@@ -51,11 +52,11 @@ PARTS = ("kills", "miniature")
 
 Target = dict[str, Any]
 Moment = dict[str, list[Usage]]
-"""What the processes of each role held."""
+"""What the processes of each role held at a moment."""
 
 
 def watch(run: Run, every: float) -> tuple[list[tuple[float, Moment]], int]:
-    """Until the run ends: what its processes held, by role, over time; and how many trainers were killed."""
+    """Sample a run's processes by role until it ends; return the samples with their times, and how many trainers were killed."""
     began, seen, kills, dice = time.monotonic(), [], 0, random.Random(0)
     while run.process.poll() is None:
         moment: Moment = {role: [] for role in ROLES}
@@ -72,7 +73,7 @@ def watch(run: Run, every: float) -> tuple[list[tuple[float, Moment]], int]:
 
 
 def alike(seen: list[tuple[float, Moment]]) -> list[Moment]:
-    """Moments after the first quarter at which as many processes of each role were there as mostly are: each has its connections."""
+    """Return the moments after the first quarter with the most common number of processes in each role, since each process has connections."""
     later = [moment for at, moment in seen if at > seen[-1][0] / 4]
     counts = [tuple(len(moment[role]) for role in ROLES) for moment in later]
     ((most, _),) = Counter(counts).most_common(1)
@@ -80,7 +81,7 @@ def alike(seen: list[tuple[float, Moment]]) -> list[Moment]:
 
 
 def grown(moments: list[Moment], field: str) -> dict[str, tuple[float, float]]:
-    """By role: the median over the first half of these moments and over the second, of the largest of its processes at each."""
+    """Return for each role the median of its largest process over the first half of these moments and over the second."""
 
     def largest(role: str, some: list[Moment]) -> float:
         return statistics.median(max(getattr(usage, field) for usage in moment[role]) for moment in some)
@@ -91,7 +92,7 @@ def grown(moments: list[Moment], field: str) -> dict[str, tuple[float, float]]:
 
 
 def kills(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
-    """Part one."""
+    """Run part one."""
     directory, script = folder / "run", SCRIPT.replace("{members}", str(options.members))
     run = Run(directory, script, settings=SETTINGS, length=options.length, epochs=options.epochs)
     seen, killed = watch(run, options.every)
@@ -120,7 +121,7 @@ def kills(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
 
 
 def miniature(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
-    """Part two."""
+    """Run part two."""
     del options
     figures: dict[str, Any] = {}
     targets = []
@@ -146,10 +147,10 @@ def miniature(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--members", type=int, default=100, help="of the first part")
-    parser.add_argument("--length", type=int, default=2000, help="of its data")
-    parser.add_argument("--epochs", type=int, default=40, help="of its members, at most")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"parts to run, of {', '.join(PARTS)}")
+    parser.add_argument("--members", type=int, default=100, help="members of the first part")
+    parser.add_argument("--length", type=int, default=2000, help="samples of its data")
+    parser.add_argument("--epochs", type=int, default=40, help="most epochs of its members")
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two kills")
     options = parser.parse_args()
     figures: dict[str, Any] = {}

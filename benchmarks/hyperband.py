@@ -1,10 +1,10 @@
-"""Hyperband over packs: the same configurations under every policy of packing, with and without warm rungs, and beside what people have today.
+"""Hyperband over packs: the same configurations under every packing policy, with and without warm rungs, and by the tools that people use today.
 
-Time is counted from the first step to the end of the last trial; starting processes comes before it on all sides. `none` is the
-paper's baseline: one trial after another in one warm process, with a loader of its own. All policies of Argosy run with
-numerics="exact", so that each trial must reach the same whoever it is packed with; `planned` once more with what is faster and
-equal within rounding. Optuna with a pool of processes and Ray Tune (where it is installed) train the same configurations; which of
-them they stop is their affair, so their time is also given at equal epochs.
+Time counts from the first step to the end of the last trial; starting processes comes before it on all sides. `none` is
+the paper's baseline: one trial after another in one warm process, with its own loader. All policies of Argosy run with
+numerics="exact", so that each trial must reach the same whatever it is packed with; `planned` runs once more with
+programs that are faster and equal within rounding. Optuna with a pool of processes and Ray Tune (if it is installed)
+train the same configurations. They choose themselves which to stop, so their time is also given at equal epochs.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ class Side:
 
     seconds: float
     cpu_seconds: float
-    """Of all processes, their start included."""
+    """CPU time of all processes, their start included."""
     best_seconds: float
     """From the first step until the best trial had ended its best epoch."""
     epochs: float
@@ -43,8 +43,8 @@ class Side:
 
 
 def searched(model: str, packs: str, *, warm: bool, most: int, device: str, numerics: str) -> tuple[Side, Any]:
-    """One search in a directory of its own."""
-    # The baseline is one process; whoever packs has a pack on each device.
+    """Run one search in a directory of its own."""
+    # The baseline is one process; other policies have a pack on each device.
     devices = "cpu:1" if device == "cpu" and packs == "none" else device
     with tempfile.TemporaryDirectory() as folder:
         report = argosy.tune(
@@ -87,7 +87,7 @@ def shown(what: str, side: Side) -> None:
 
 
 def compared(model: str, options: Any, figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """All sides of one network; returns what was wanted of them."""
+    """Compare all sides on one network, and return the targets."""
     most, targets = options.most or (81 if options.full else 27), []
     device = "cpu" if options.device == "cpu" else "cuda"
     configurations: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def beside_others(
     most: int,
     options: Any,
 ) -> list[dict[str, Any]]:
-    """What people have today, and what was wanted of it; who lets more or fewer epochs be trained is compared at equal ones."""
+    """Run the tools that people use today, and return the targets; sides that train more or fewer epochs are compared at equal ones."""
     if options.alone:
         return []
     sides = {"Optuna's HyperbandPruner and a pool": pool, "Ray Tune's HyperBandScheduler": ray_tune}
@@ -151,11 +151,11 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--full", action="store_true", help="R = 81 instead of 27")
-    parser.add_argument("--most", type=int, help="another R")
+    parser.add_argument("--most", type=int, help="any other R")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
-    parser.add_argument("--workers", type=int, default=2, help="processes of those that people have today")
-    parser.add_argument("--alone", action="store_true", help="without those that people have today")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the tools that people use today")
+    parser.add_argument("--alone", action="store_true", help="without the tools that people use today")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     figures: dict[str, Any] = {}

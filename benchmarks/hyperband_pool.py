@@ -1,6 +1,6 @@
-"""The side of `hyperband.py` that people have today: Optuna with its HyperbandPruner and a pool of processes, each with its own loader.
+"""A side of `hyperband.py` that people use today: Optuna with its HyperbandPruner and a pool of processes, each with its own loader.
 
-One process of the pool is this file as a program: it takes trials from the shared storage until there are none.
+A process of the pool runs this file: it takes trials from the shared storage until there are none.
 """
 
 import json
@@ -32,7 +32,7 @@ class Pooled:
 
 
 def pool(model: str, trials: Sequence[dict[str, Any]], folder: Path, *, most: int, workers: int, device: str) -> Pooled:
-    """Train these configurations, in their order."""
+    """Train these configurations in their order."""
     study = optuna.create_study(storage=_storage(folder), study_name="pool", direction="maximize")
     for parameters in trials:
         study.enqueue_trial(parameters)
@@ -57,7 +57,7 @@ def _storage(folder: Path) -> JournalStorage:
 def _objective(trial: optuna.Trial, told: dict[str, Any]) -> float:
     model, most, device = told["model"], told["most"], told["device"]
     if trial.number >= told["trials"]:
-        raise optuna.TrialPruned  # another process took the last of them first
+        raise optuna.TrialPruned  # another process took the last trial first
     parameters = {name: trial.suggest_categorical(name, choices.choices) for name, choices in SPACE.items()}
     alone = Alone(model, parameters, seed=trial.number, device=device)
     best = 0.0

@@ -1,6 +1,6 @@
-"""The other side of `hyperband.py` that people have today, where ray is installed: Ray Tune with its HyperBandScheduler.
+"""Another side of `hyperband.py` that people use today, if Ray is installed: Ray Tune with its HyperBandScheduler.
 
-Its actors are kept from trial to trial; every trial has a loader of its own.
+Its actors are reused for further trials; every trial has its own loader.
 """
 
 import importlib.util
@@ -17,19 +17,19 @@ __all__ = ["is_there", "ray_tune"]
 
 
 def is_there() -> bool:
-    """Whether ray is installed."""
+    """Return whether Ray is installed."""
     return importlib.util.find_spec("ray") is not None
 
 
 def ray_tune(
     model: str, trials: Sequence[dict[str, Any]], folder: Path, *, most: int, workers: int, device: str
 ) -> Pooled:
-    """Train these configurations; needs ray."""
+    """Train these configurations; needs Ray."""
     import ray
     from ray import tune
 
     class Training(tune.Trainable):  # type: ignore[misc]
-        """One trial, an epoch a step."""
+        """One trial, with a step per epoch."""
 
         def setup(self, config: dict[str, Any]) -> None:
             torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """What `hyperband.py` searches: the space of the paper on packing, for an MLP and a small CNN on real digits that are shifted at random.
 
-One module, so that every side trains the same networks on the same samples with the same steps.
+It is one module, so that every side trains the same networks on the same samples with the same steps.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ SPACE: dict[str, CategoricalDistribution] = {
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """8x8 images, in training each shifted by up to a pixel and a little brighter or darker."""
+    """8x8 images; in training each is shifted by up to a pixel and made a little brighter or darker."""
 
     def __init__(self, *, training: bool) -> None:
         images, labels = load_digits(return_X_y=True)
@@ -47,13 +47,13 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
 
 def mlp(activation: str) -> nn.Module:
-    """Three layers."""
+    """Return a network of three layers."""
     act = getattr(nn, activation)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 10))
 
 
 def cnn(activation: str) -> nn.Module:
-    """Two convolutions and a layer."""
+    """Return a network of two convolutions and a layer."""
     act = getattr(nn, activation)
     first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
     return nn.Sequential(first, act(), nn.MaxPool2d(2), second, act(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10))
@@ -63,14 +63,14 @@ MODELS: dict[str, Callable[[str], nn.Module]] = {"mlp": mlp, "cnn": cnn}
 
 
 def optimizer_of(parameters: dict[str, Any]) -> Callable[[Any], optim.Optimizer]:
-    """Of one configuration."""
+    """Return a factory of a configuration's optimizer."""
     if parameters["optimizer"] == "Momentum":
         return partial(optim.SGD, lr=parameters["lr"], momentum=0.9)
     return partial(getattr(optim, parameters["optimizer"]), lr=parameters["lr"])
 
 
 class Alone:
-    """One configuration as people train it today: a plain loop over a loader of its own."""
+    """One configuration as people train it today: a plain loop over its own loader."""
 
     def __init__(self, model: str, parameters: dict[str, Any], *, seed: int, device: str) -> None:
         torch.manual_seed(seed)
@@ -81,7 +81,7 @@ class Alone:
         self.validation = DataLoader(Digits(training=False), batch_size=128)
 
     def epoch(self) -> float:
-        """The accuracy after one more."""
+        """Train one more epoch, and return the accuracy."""
         self.network.train()
         for x, y in self.training:
             self.optimizer.zero_grad()
@@ -94,7 +94,7 @@ class Alone:
 
 
 def build(model: str, parameters: dict[str, Any]) -> argosy.Member:
-    """A trial."""
+    """Return the member of a trial."""
     return argosy.Member(
         model,
         model=partial(MODELS[model], parameters["activation"]),
@@ -106,5 +106,5 @@ def build(model: str, parameters: dict[str, Any]) -> argosy.Member:
 
 
 def data() -> argosy.Data:
-    """Of all sides."""
+    """Return the data of all sides."""
     return argosy.Data(train=partial(Digits, training=True), val=partial(Digits, training=False))

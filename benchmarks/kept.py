@@ -1,18 +1,21 @@
-"""Prepared samples that are kept, against preparing them anew, against arrays, and against a cache that is written by hand.
+"""Compares cached prepared samples with preparing them anew, with arrays, and with a hand-written cache.
 
-The samples are photographs that take some milliseconds of decoding each (`kept_photographs.py`); eight small networks train on them.
+The samples are photographs that take some milliseconds each to decode (`kept_photographs.py`); eight small networks
+train on them.
 
-* ``rate``: samples delivered per second in the first epoch, which prepares, and in the second, with members that train nothing, so that
-  preparing is the bottleneck.
-* ``study``: whole commands of ten epochs: the first one on these samples, the same once more, ``Data(keep=False)``, arrays of the
-  prepared samples, the hand-written cache (a Dataset that writes each sample into a `np.memmap`, a DataLoader of two workers, a loop that
-  steps every network), and LitData where it is installed, which writes its chunks first. Members must end with equal weights, bit
-  for bit, on all sides of Argosy's, and those of the loop but for rounding; LitData has orders of its own. MosaicML Streaming was not
-  installed: it imports a torchvision that there was not for this torch.
-* ``start``: seconds from the command to the first step, of a second run on kept samples and of a run on arrays, by turns.
-* ``disk``: delivery alone, without trainers: from rows ten times the size of the memory that they may take, with nothing of them in the
-  page cache. A tenth of an epoch is delivered, after which that memory would be full: of what readahead brings of other rows, little is asked
-  for. Beside it from memory, and preparing anew.
+* ``rate``: samples delivered per second in the first epoch, which prepares them, and in the second. Members train
+  nothing, so that preparing is the bottleneck.
+* ``study``: whole commands of ten epochs: the first on these samples; the same once more; ``Data(keep=False)``; arrays
+  of the prepared samples; the hand-written cache (a Dataset that writes each sample into a `np.memmap`, a DataLoader of
+  two workers, a loop that steps every network); and, if it is installed, LitData, which writes its chunks first.
+  Members must end with equal weights, bit for bit, on all sides of Argosy, and with the loop's but for rounding;
+  LitData has its own orders. MosaicML Streaming is left out: it imports torchvision, of which there was no version for
+  this torch.
+* ``start``: seconds from the command to the first step of a second run on cached samples and of a run on arrays, in
+  turn.
+* ``disk``: delivery alone, without trainers, from rows ten times the size of the memory that they may take, none of
+  which is in the page cache. Only a tenth of an epoch is delivered, after which that memory would be full; so few of
+  the rows that readahead brings in are asked for. It is compared with delivery from memory and with preparing anew.
 """
 
 import importlib.util
@@ -47,9 +50,9 @@ STARTS = 3
 """Pairs of starts in each round."""
 RATE_EPOCHS = 6
 ROUNDING = 1e-3
-"""Most that a weight may differ from the loop's, whose steps are not rounded as those of a run with numerics 'equivalent'."""
+"""The most that a weight may differ from the loop's, which rounds its steps differently from a run with numerics 'equivalent'."""
 PART = 10
-"""Kept rows on disk are so many times the memory that they may take."""
+"""Rows on disk take so many times the memory that they may use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,7 @@ class Work:
     """What is measured."""
 
     folder: Path
-    """Holds train/, x.npy and y.npy."""
+    """The folder that holds train/, x.npy and y.npy."""
     samples: int
     epochs: int
     times: int
@@ -72,15 +75,15 @@ class Ran:
     first: float
     """Seconds from the command to the first step."""
     ends: tuple[float, ...]
-    """Seconds from the command to the end of each epoch, of all members."""
+    """Seconds from the command to the end of each epoch of all members."""
     weights: dict[str, dict[str, torch.Tensor]]
     fed: tuple[int, ...] = ()
-    """Samples prepared for each epoch; nothing of a loop by hand."""
+    """Samples prepared for each epoch; empty for a hand-written loop."""
     prepared: int = 0
-    """Samples prepared in all, those to probe and to prove among them."""
+    """Samples prepared in all, including those that probe the data and test whether it can be cached."""
 
     def rate(self, samples: int, epoch: int) -> float:
-        """Samples per second of one epoch."""
+        """Return the samples per second of one epoch."""
         return samples / (self.ends[epoch] - (self.ends[epoch - 1] if epoch else self.first))
 
 
@@ -88,7 +91,7 @@ class Ran:
 
 
 def by_argosy(work: Work, cache: Path, data: str, *, epochs: int, stripped: bool = False) -> Ran:
-    """``argosy run``, with rows and profiles in this cache."""
+    """Run ``argosy run`` with rows and profiles in this cache."""
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
         out, before = Path(name), prepared(work.folder / "train")
         environment = {
@@ -125,7 +128,7 @@ def by_argosy(work: Work, cache: Path, data: str, *, epochs: int, stripped: bool
 
 
 def by_hand(work: Work, *flags: str) -> Ran:
-    """The loop."""
+    """Run the hand-written loop."""
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
         out, before = Path(name), prepared(work.folder / "train")
         command = [sys.executable, str(HERE / "kept_loop.py"), str(work.folder / "train"), name]
@@ -141,13 +144,13 @@ def by_hand(work: Work, *flags: str) -> Ran:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    """Of the model in a checkpoint."""
+    """Return the weights in a checkpoint."""
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["model"]
     return found
 
 
 def unequal(some: Ran, others: Ran) -> int:
-    """How many members have other bits."""
+    """Return how many members have different bits."""
     return sum(
         not all(torch.equal(tensor, others.weights[name][key]) for key, tensor in some.weights[name].items())
         for name in MEMBERS
@@ -155,7 +158,7 @@ def unequal(some: Ran, others: Ran) -> int:
 
 
 def gap(some: Ran, others: Ran) -> float:
-    """The largest difference of a weight."""
+    """Return the largest difference of a weight."""
     return max(
         float((tensor - others.weights[name][key]).abs().max())
         for name in MEMBERS
@@ -176,7 +179,7 @@ def show(side: str, ran: Ran) -> None:
 
 
 def rate(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Of delivery, first and second epoch."""
+    """Measure delivery in the first and second epoch."""
     first, second, later, prepared_later = [], [], [], []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=work.folder) as cache:
@@ -198,7 +201,7 @@ def rate(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[s
 
 
 def sides_of(work: Work, names: list[str], number: int) -> dict[str, Ran]:
-    """These sides once, each round beginning with another one; a second run comes behind the first."""
+    """Run these sides once, beginning with another one in each round; a second run follows the first."""
     turn, found = number % len(names), {}
     for side in [*names[turn:], *names[:turn]]:
         with tempfile.TemporaryDirectory(dir=work.folder) as cache:
@@ -214,7 +217,7 @@ def sides_of(work: Work, names: list[str], number: int) -> dict[str, Ran]:
 
 
 def study(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Whole commands."""
+    """Measure whole commands."""
     rounds = [sides_of(work, ["kept", *options.sides], number) for number in range(options.rounds)]
     walls = {side: [one[side].cost.wall_seconds for one in rounds] for side in rounds[0]}
     figures["study"] = {
@@ -238,7 +241,7 @@ def study(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[
 
 
 def equality(rounds: list[dict[str, Ran]]) -> list[dict[str, Any]]:
-    """Of weights, and of what was prepared."""
+    """Return the targets on weights and on what was prepared."""
     ours = [side for side in rounds[0] if side not in (*HAND_WRITTEN, "kept")]
     targets = []
     for side in ours:
@@ -254,12 +257,12 @@ def equality(rounds: list[dict[str, Ran]]) -> list[dict[str, Any]]:
 
 
 def ratio(walls: dict[str, list[float]], one: str, other: str) -> list[float]:
-    """Round by round."""
+    """Return the ratios round by round."""
     return [a / b for a, b in zip(walls[one], walls[other], strict=True)]
 
 
 def start(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Of a second run, and of one on arrays; both have run before."""
+    """Measure the start of a second run on cached samples and of one on arrays; both have run before."""
     firsts: dict[str, list[float]] = {"kept": [], "arrays": []}
     with tempfile.TemporaryDirectory(dir=work.folder) as kept, tempfile.TemporaryDirectory(dir=work.folder) as arrays:
         caches = {"kept": Path(kept), "arrays": Path(arrays)}
@@ -286,7 +289,7 @@ def start(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[
 
 
 def delivered(work: Work, rows: Path, how: str, samples: int) -> dict[str, Any]:
-    """By `kept_disk.py`."""
+    """Measure delivery with `kept_disk.py`."""
     command = [sys.executable, str(HERE / "kept_disk.py"), str(work.folder / "train"), str(rows), how]
     command += ["--times", str(work.times), "--samples", str(samples)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -307,7 +310,7 @@ def warm(rows: Path) -> None:
 
 
 def evict(rows: Path) -> None:
-    """Take the rows out of the page cache."""
+    """Evict the rows from the page cache."""
     for path in rows.glob("*/rows.bin"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -316,7 +319,7 @@ def evict(rows: Path) -> None:
 
 
 def disk(work: Work, options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Delivery alone."""
+    """Measure delivery alone."""
     found: dict[str, list[dict[str, Any]]] = {"anew": [], "memory": [], "disk": []}
     whole = work.samples * work.times
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
@@ -346,7 +349,7 @@ PARTS: Mapping[str, Any] = {"rate": rate, "study": study, "start": start, "disk"
 
 
 def prepare(folder: Path, options: Any) -> Work:
-    """Write the photographs, and arrays of what is prepared of them."""
+    """Write the photographs, and arrays of the samples prepared from them."""
     write(folder / "train", options.samples)
     dataset = Decoded(folder / "train")
     samples = [dataset[index] for index in range(len(dataset))]
@@ -359,10 +362,12 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.set_defaults(rounds=3)
     parser.add_argument("--samples", type=int, default=2000, help="photographs")
-    parser.add_argument("--epochs", type=int, default=10, help="of a whole study")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES), help="beside the runs that keep")
-    parser.add_argument("--times", type=int, default=10, help="how often each is a sample where they come from disk")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of a whole study")
+    parser.add_argument(
+        "--sides", nargs="*", choices=SIDES, default=list(SIDES), help="sides to run besides the cached ones"
+    )
+    parser.add_argument("--times", type=int, default=10, help="how often each is a sample in part disk")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
     options = parser.parse_args()
     print(f"{hardware()}; every training process uses one torch thread", flush=True)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""One delivery of samples by loader workers and no trainer: prepared anew, written, from memory or from disk. Part of `kept.py`."""
+"""One delivery of samples by loader workers without a trainer: prepared anew, written, from memory or from disk. Part of `kept.py`."""
 
 import argparse
 import json
@@ -24,11 +24,11 @@ from argosy.stream.sources import Source, keep, open_sources
 
 LOADERS, SLOTS = 2, 6
 ALL_OF_IT = 2**40
-"""A budget that any rows fit in."""
+"""A memory budget in which any rows fit."""
 
 
 def preparation_of(sources: dict[str, Source], block_size: int) -> tuple[Preparation, selectors.BaseSelector]:
-    """Preparation as a feeder has it, and a selector that hears its workers."""
+    """Return preparation as a feeder has it, and a selector that hears its workers."""
     selector = selectors.DefaultSelector()
     ring = Ring(slots=SLOTS, slot_bytes=sources["train"].layout.block_bytes(block_size))
     preparation = Preparation(
@@ -45,14 +45,14 @@ def preparation_of(sources: dict[str, Source], block_size: int) -> tuple[Prepara
 
 
 def places(count: int, block_size: int) -> Iterator[Place]:
-    """The first blocks of an epoch."""
+    """Yield the first blocks of an epoch."""
     for start in range(0, count, block_size):
         rows = min(block_size, count - start)
         yield Place(leg=0, split="train", epoch=0, section=0, start=start, rows=rows, last=start + rows == count)
 
 
 def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]:
-    """Fill so many samples of an epoch into blocks, which nobody reads; returns the seconds that it took."""
+    """Deliver so many samples of an epoch into blocks that nobody reads; return the seconds that it took."""
     block_size = choose_block_size(sources["train"].layout)
     preparation, selector = preparation_of(sources, block_size)
     if sources["train"].parallel:
@@ -77,7 +77,7 @@ def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]
 
 
 def read_bytes() -> int:
-    """What this process and its children have read from the disk."""
+    """Return the bytes that this process and its children have read from disk."""
     return 512 * sum(resource.getrusage(who).ru_inblock for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="folder of the kept rows")
     parser.add_argument("how", choices=("anew", "write", "memory", "disk"))
     parser.add_argument("--times", type=int, required=True, help="how often each photograph is a sample")
-    parser.add_argument("--samples", type=int, required=True, help="that are delivered")
+    parser.add_argument("--samples", type=int, required=True, help="samples to deliver")
     options = parser.parse_args()
     data = argosy.Data(train=Several(options.train, options.times), keep=options.how != "anew")
     cache = RowCache(options.rows) if data.keep else None

@@ -1,7 +1,8 @@
-"""The hand-written sides of `kept.py`: one loop over one DataLoader that steps every network, without a line of Argosy.
+"""The hand-written sides of `kept.py`: one loop over one DataLoader that steps every network, without Argosy.
 
-Its samples come from a cache in a file that a Dataset writes as it goes, or from LitData's chunks, which are written before the first
-epoch. Members have the published seeds, and with the cache the published orders as well (docs/internals/stream.md).
+Its samples come from a cache file that a Dataset fills during the first epoch, or from LitData's chunks, which are
+written before it. Members have the published seeds, and with the cache also the published orders
+(docs/internals/stream.md).
 """
 
 import argparse
@@ -22,11 +23,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 WORKERS = 2
 CHUNK_BYTES = 64 * 2**20
-"""Of LitData's chunks, its usual size."""
+"""Size of LitData's chunks, its usual one."""
 
 
 class Cached(Dataset[tuple[Tensor, int]]):
-    """Prepares each sample at its first access and writes it into a file that all workers map; reads it there later."""
+    """Prepares each sample at its first access and writes it to a file that all workers map; later reads it there."""
 
     def __init__(self, dataset: Decoded, folder: Path) -> None:
         self.dataset = dataset
@@ -44,7 +45,7 @@ class Cached(Dataset[tuple[Tensor, int]]):
 
 
 class Order(Sampler[int]):
-    """The published order of one epoch after another."""
+    """The published orders of the epochs, one after another."""
 
     def __init__(self, length: int) -> None:
         self.length, self.epoch = length, 0
@@ -58,7 +59,7 @@ class Order(Sampler[int]):
 
 
 def cached(train: Path, out: Path) -> Iterable[Any]:
-    """Batches by way of the cache."""
+    """Return batches read through the cache."""
     dataset = Decoded(train)
     order = Order(len(dataset))
     return DataLoader(
@@ -67,13 +68,13 @@ def cached(train: Path, out: Path) -> Iterable[Any]:
 
 
 def one_of(dataset: Decoded, index: int) -> tuple[np.ndarray[Any, Any], int]:
-    """A sample as LitData writes it."""
+    """Return a sample as LitData writes it."""
     image, number = dataset[index]
     return image.numpy(), number
 
 
 def by_litdata(train: Path, out: Path) -> Iterable[Any]:
-    """Batches by way of LitData."""
+    """Return batches read through LitData."""
     from functools import partial
 
     import litdata
@@ -88,13 +89,13 @@ def by_litdata(train: Path, out: Path) -> Iterable[Any]:
 
 
 def seeded(name: str) -> ByHand:
-    """A network under the seed that Argosy publishes for it."""
+    """Return a network under the seed that Argosy publishes for it."""
     torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
     return ByHand(name, *MEMBERS[name])
 
 
 def train(batches: Iterable[Any], members: list[ByHand], epochs: int) -> list[float]:
-    """Step all members on all batches of each epoch; returns when the first step began and each epoch ended."""
+    """Step all members on all batches of each epoch; return when the first step began and each epoch ended."""
     times: list[float] = []
     for _ in range(epochs):
         for batch in batches:
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("train", type=Path, help="folder of the photographs")
     parser.add_argument("out", type=Path, help="folder for the cache, checkpoints and times")
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--litdata", action="store_true", help="by way of LitData instead of the cache")
+    parser.add_argument("--litdata", action="store_true", help="use LitData instead of the cache")
     options = parser.parse_args()
     torch.set_num_threads(1)
     members = [seeded(name) for name in MEMBERS]

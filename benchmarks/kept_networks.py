@@ -1,4 +1,4 @@
-"""Eight small networks for photographs, in plain PyTorch: what every side of `kept.py` trains."""
+"""Eight small networks for photographs, in plain PyTorch, which every side of `kept.py` trains."""
 
 from functools import partial
 from typing import Any
@@ -13,13 +13,13 @@ PIXELS, CLASSES, BATCH, CELL = 64, 6, 32, 8
 
 
 def averaged(batch: Any) -> Any:
-    """Bytes ``[B, 3, H, W]`` -> means of 8 x 8 pixels around zero, ``[B, 192]``: once per batch for all members."""
+    """Average bytes ``[B, 3, H, W]`` over 8 x 8 pixels to floats around zero, ``[B, 192]``; computed once per batch for all members."""
     image_BCHW, class_B = batch
     return (functional.avg_pool2d(image_BCHW.float(), CELL).flatten(1) - 110.0) / 70.0, class_B
 
 
 def network() -> nn.Module:
-    """Two layers."""
+    """Return a network of two layers."""
     return nn.Sequential(nn.Linear(3 * (PIXELS // CELL) ** 2, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
 

@@ -1,7 +1,7 @@
-"""Photographs that take a few milliseconds of decoding each, and nothing random: what `kept.py` prepares, counted.
+"""Photographs that take a few milliseconds each to decode, without randomness: the samples of `kept.py`, which counts how many are prepared.
 
-Each sample is a JPEG file of 600 x 600 pixels cut from one of scikit-learn's two photographs, enlarged by half; it is decoded,
-cropped and scaled to 64 x 64, as for validation.
+Each sample is a JPEG file of 600 x 600 pixels cut from one of scikit-learn's two photographs, enlarged by half. It is
+decoded, cropped and scaled to 64 x 64, as for validation.
 """
 
 import random
@@ -21,7 +21,7 @@ LARGER, SIDE, BOX = 1.5, 600, 540
 
 def write(folder: Path, count: int) -> None:
     """Write files ``<number>-<class>.jpg``."""
-    from sklearn.datasets import load_sample_images  # half a second that no side has to pay
+    from sklearn.datasets import load_sample_images  # its half a second must not count on any side
 
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     photographs = [image.resize((int(LARGER * image.width), int(LARGER * image.height))) for image in photographs]
@@ -37,7 +37,7 @@ def write(folder: Path, count: int) -> None:
 
 
 class Decoded(Dataset[tuple[Tensor, int]]):
-    """The files of a folder: bytes ``[3, 64, 64]`` and a class. A file beside the folder has a byte for each sample prepared."""
+    """The files of a folder: bytes ``[3, 64, 64]`` and a class. A file beside the folder gets a byte for each sample prepared."""
 
     def __init__(self, folder: Path) -> None:
         self.files = sorted(folder.glob("*.jpg"))
@@ -56,7 +56,7 @@ class Decoded(Dataset[tuple[Tensor, int]]):
 
 
 class Several(Decoded):
-    """Each file so many times over, one pass behind another."""
+    """The files repeated so many times, one pass after another."""
 
     def __init__(self, folder: Path, times: int) -> None:
         super().__init__(folder)

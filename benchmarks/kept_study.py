@@ -1,6 +1,6 @@
-"""The study of `kept.py`: on photographs that are kept, on the same ones prepared anew, or on arrays of what was prepared.
+"""The study of `kept.py`: on cached photographs, on the same ones prepared anew, or on arrays of the prepared samples.
 
-A stripped member trains nothing, it takes each block as it comes, so that preparing is the bottleneck.
+A stripped member trains nothing: it takes each block as it comes, so that preparing is the bottleneck.
 """
 
 import os
@@ -23,23 +23,23 @@ STRIPPED_BATCH = 128
 
 
 def touch(model: Any, batch: Any) -> Tensor:
-    """A training step that has a gradient, and no work."""
+    """Take a training step that has a gradient but does no work."""
     return model.weight.sum()
 
 
 def data() -> argosy.Data:
-    """One of three, of the same samples."""
+    """Return one of the three kinds of data, with the same samples."""
     on_device = None if STRIPPED else averaged
     if DATA == "arrays":
         arrays = [np.load(FOLDER / f"{name}.npy", mmap_mode="r") for name in "xy"]
         return argosy.Data(arrays=arrays, on_device=on_device)
-    from kept_photographs import Decoded  # who has arrays needs no PIL
+    from kept_photographs import Decoded  # arrays need no PIL
 
     return argosy.Data(train=Decoded(FOLDER / "train"), keep=DATA == "kept", on_device=on_device)
 
 
 def member(name: str) -> argosy.Member:
-    """One that trains, or a stripped one."""
+    """Return a member that trains, or a stripped one."""
     if STRIPPED:
         return argosy.Member(
             name, model=partial(nn.Linear, 1, 1), optimizer=partial(SGD, lr=0.0), step=touch, batch_size=STRIPPED_BATCH

@@ -1,8 +1,8 @@
-"""What it costs to find members that write into their input late: CPU time of all steps, with the watch and without it, and the
-watch's own part of it, which does not hear the machine's other work.
+"""Measures what it costs to notice late that members write into their input.
 
-Steps of networks that take no longer than to read their samples are the worst case: a copy of a block costs as much as a step
-on it, and is made the more seldom.
+It compares the CPU time of all steps with and without the watch, and measures the watch's own part of it, which other
+work on the machine does not disturb. The worst case are networks whose steps take no longer than reading their samples:
+copying a block then costs as much as a step on it, and is done the more rarely.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ ROWS, EPOCHS, MOST = 4096, 12, 0.01
 
 
 def linear() -> nn.Module:
-    """Reads its samples, and little else."""
+    """Return a network that does little but read its samples."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
 
 
 def small() -> nn.Module:
-    """Rows of some bytes."""
+    """Return a network for rows of a few bytes."""
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def convolutions() -> nn.Module:
-    """Steps that take long."""
+    """Return a network with long steps."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()), nn.Linear(16 * 64, 10)
     )
@@ -48,12 +48,12 @@ KINDS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "small": (small, (64,), 4),
     "convolutions": (convolutions, (3, 32, 32), 2),
 }
-"""A network, the shape of a sample, and how many members there are."""
+"""A network, the shape of a sample, and the number of members."""
 
 
 @contextlib.contextmanager
 def timed(*, watched: bool, spent: list[float], own: list[float]) -> Iterator[None]:
-    """Inside, steps and the watch's own part are timed, with every block shared where nothing is `watched`."""
+    """Time steps and the watch's own part within the block; unless `watched`, every block is shared."""
     through, shown, wrote = Stepping.through, InputWatch.shown, InputWatch.wrote
 
     def timed_through(self: Stepping, block: Block) -> bool:
@@ -81,7 +81,7 @@ def timed(*, watched: bool, spent: list[float], own: list[float]) -> Iterator[No
 
 
 def seconds(kind: str, *, watched: bool) -> tuple[float, float]:
-    """Of all steps of a run, and of the watch in them."""
+    """Return the seconds of all steps of a run, and those of the watch in them."""
     network, shape, count = KINDS[kind]
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(ROWS, *shape, generator=generator), torch.arange(ROWS) % 10
@@ -100,7 +100,7 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     figures, targets = {}, []
     for kind in KINDS:
-        seconds(kind, watched=True)  # imports, kernels
+        seconds(kind, watched=True)  # warms up imports and kernels
         rounds = []
         for number in range(options.rounds):
             sides = [

@@ -1,15 +1,17 @@
-"""How soon each launcher comes to the first step, what a driver sustains, and how soon it answers a thousand devices.
+"""Measures how soon each launcher reaches the first step, the messages that a driver sustains, and how soon it answers a thousand devices.
 
-* ``start``: seconds from the command to the first step of a training, by launcher: ``inline``, ``processes``, ``agents`` (two
-  nodes, as ``srun`` would start them here), and ``ray`` where it is installed, Ray's own start apart.
-* ``conversation``: a real driver with its real connections, and a thousand workers that only talk (`fake_host.py`), many connections in
-  each process: messages per second from the first epoch's end to the last. A member's epoch takes so many signs of progress and one
-  report with its figures and its file; all of it is journaled.
-* ``planning``: the same driver, with 1,024 workers in its own process that take no time (`fake_workers.py`): its CPU
-  seconds at an epoch's end until everybody has been answered and may go on; where nothing changes, where a tenth of the members end and the
-  policy is asked, and where a node is lost and everybody is planned anew. Members cost what FLEET's hundred networks cost.
+* ``start``: seconds from the command to the first step of a training, by launcher: ``inline``, ``processes``,
+  ``agents`` (two nodes, as ``srun`` would start them here), and ``ray`` if it is installed, with Ray's own start apart.
+* ``conversation``: a real driver with real connections to a thousand workers that only talk (`fake_host.py`), many in
+  each process: messages per second from the end of the first epoch to the end of the last. For each epoch a member
+  sends so many progress messages and one report with its figures and its file; reports are journaled.
+* ``planning``: the same driver with 1,024 workers in its own process that take no time (`fake_workers.py`): its CPU
+  seconds from the end of an epoch until all workers have been answered and may continue. Cases: nothing changes; a
+  tenth of the members end and the policy is asked; a node is lost and all members are planned anew. Members cost as
+  much as FLEET's hundred networks.
 
-With ``--beside PATH``, another checkout with this benchmark, both are measured by turns, and what counts are the ratios of the rounds.
+With ``--beside PATH``, another checkout with this benchmark, the two are measured in turn, and the ratios of the rounds
+count.
 """
 
 import importlib.util
@@ -45,11 +47,11 @@ from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
 START_LIMIT = 8.0
-"""Seconds, of DESIGN's table; a job of two nodes on one machine starts two of everything."""
+"""Seconds, from DESIGN's table; a job of two nodes on one machine starts everything twice."""
 RATE = 5000.0
 ANSWERED, REPLANNED = 2.0, 10.0
 WITHIN = 0.05
-"""Share by which one checkout may be slower than another."""
+"""The share by which one checkout may be slower than the other."""
 RAY_STARTS = "import time, ray; began = time.perf_counter(); ray.init(); print(time.perf_counter() - began)"
 RAY = all(map(importlib.util.find_spec, ("ray", "argosy.running.hosts.ray_cluster")))
 
@@ -58,7 +60,7 @@ RAY = all(map(importlib.util.find_spec, ("ray", "argosy.running.hosts.ray_cluste
 
 
 def seconds_to_start(launcher: str) -> float:
-    """From the command, or from the first of them, to the first member's first step."""
+    """Return the seconds from the first command to the first member's first step."""
     jobs: list[dict[str, str]] = [{}]
     if launcher == "agents":
         places = ({"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"} for rank in range(2))
@@ -67,7 +69,7 @@ def seconds_to_start(launcher: str) -> float:
     with tempfile.TemporaryDirectory(prefix="argosy-launch-") as folder:
         (Path(folder) / "study.py").write_text(STUDY.format(count=FEW))
         command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", "run", "--launcher", launcher, "--json"]
-        # As many devices everywhere.
+        # Equally many devices for every launcher.
         command += ["--devices", "cpu:1" if launcher == "agents" else "cpu:2"]
         began = time.time()
         started = [
@@ -81,7 +83,7 @@ def seconds_to_start(launcher: str) -> float:
 
 
 def start(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """By every launcher, interleaved."""
+    """Measure every launcher, interleaved."""
     launchers = ["inline", "processes", "agents", *(["ray"] if RAY else [])]
     found: dict[str, list[float]] = {launcher: [] for launcher in launchers}
     for _ in range(options.rounds):
@@ -93,7 +95,7 @@ def start(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) 
     if RAY:
         told = subprocess.run([sys.executable, "-c", RAY_STARTS], check=True, capture_output=True, text=True).stdout
         figures["seconds_of_ray"] = float(told.splitlines()[-1])
-        print(f"of that Ray's own start on this machine: {figures['seconds_of_ray']:.1f} s")
+        print(f"of which Ray's own start on this machine: {figures['seconds_of_ray']:.1f} s")
     else:
         print("ray: not installed")
 
@@ -103,17 +105,17 @@ def start(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) 
 
 @dataclass(kw_only=True, slots=True)
 class Count(Silent):
-    """A view that counts messages between the first epoch's end and the last."""
+    """A view that counts messages between the end of the first epoch and the end of the last."""
 
     began: tuple[float, float] = (0.0, 0.0)
     """Wall and CPU seconds of this process when the first epoch had ended."""
     ended: tuple[float, float] = (0.0, 0.0)
     reports: int = 0
     signs: int = 0
-    """Of progress."""
+    """Progress messages."""
 
     def handle(self, worker: str, message: Any) -> None:
-        """See `View.handle`: a report is heard by the one event of its member's epoch."""
+        """See `View.handle`: a view hears a report as the one event of its member's epoch."""
         if isinstance(message, SectionEnded):
             self.ended = time.perf_counter(), time.process_time()
             self.began = self.began if any(self.began) else self.ended
@@ -123,13 +125,13 @@ class Count(Silent):
 
 
 def cluster_of(nodes: int, devices: int) -> Cluster:
-    """So many nodes with so many devices each, which nobody has."""
+    """Return a made-up cluster of so many nodes with so many devices each."""
     slots = [Device(name=f"cpu:{slot}", node="local", kind="cpu", memory_bytes=MEMORY_BYTES) for slot in range(devices)]
     return Cluster(nodes=tuple(node_of(f"node{number}", tuple(slots), devices) for number in range(nodes)))
 
 
 def drive_fakes(study: argosy.Study, cluster: Cluster, directory: Path, workers_of: Any, *, view: Any) -> Any:
-    """A run; returns its workers, and raises AssertionError where a member is not done."""
+    """Run a study on fake workers and return them; raise AssertionError if a member is not done."""
     settings = Settings(nodes=len(cluster.nodes), sharing="local")
     with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
@@ -141,7 +143,7 @@ def drive_fakes(study: argosy.Study, cluster: Cluster, directory: Path, workers_
 
 
 def conversation(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Messages per second."""
+    """Measure messages per second."""
     rates, costs = [], []
     cluster = cluster_of(options.hosts, options.workers // options.hosts)
     study = study_of(len(cluster.devices), argosy.MaxEpochs(options.epochs))
@@ -169,7 +171,7 @@ def conversation(options: Any, figures: dict[str, Any], targets: list[dict[str, 
 
 
 def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Answers to a thousand devices."""
+    """Measure answers to a thousand devices."""
     cluster = cluster_of(options.nodes, options.devices // options.nodes)
     study = study_of(options.members, argosy.Plateau("train_loss", patience=1) | argosy.MaxEpochs(9))
     found: dict[str, list[float]] = {"nothing changes": [], "a tenth ends": [], "a node is lost": []}
@@ -183,7 +185,7 @@ def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]
         for question in workers.answered:
             what = "a node is lost" if question.lost else "a tenth ends" if question.ends else "nothing changes"
             print(
-                f"    epoch {question.section}: {what}; {question.changed_devices} devices get others; {question.seconds:.2f} s"
+                f"    epoch {question.section}: {what}; {question.changed_devices} devices get other members; {question.seconds:.2f} s"
             )
             found[what].append(question.seconds)
         print(f"{whole:.1f} s in all, {workers.driver_seconds:.1f} s of it the driver's", flush=True)
@@ -198,7 +200,7 @@ def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]
 
 
 def measured(checkout: Path, options: Any) -> dict[str, float]:
-    """Run one round of the parts with the code of a checkout; returns every figure by its part and name, and CPU seconds in all."""
+    """Run one round of the parts with the code of a checkout; return every figure by its part and name, and CPU seconds in all."""
     command = [sys.executable, "launch.py", "--json", "--rounds", "1", "--parts", *options.parts]
     for name in ("workers", "hosts", "epochs", "words", "devices", "nodes", "members"):
         command += [f"--{name}", str(getattr(options, name))]
@@ -213,13 +215,13 @@ def measured(checkout: Path, options: Any) -> dict[str, float]:
 
 
 def cpu_of_children() -> float:
-    """CPU time of all processes that were waited for, and of theirs."""
+    """Return the CPU time of all processes that were waited for, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def beside(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
-    """Measure this checkout and the other one, which comes first in every second round."""
+    """Measure this checkout and the other, which comes first in every second round."""
     here, there = Path(__file__).parents[1], options.beside.resolve()
     rounds = []
     for number in range(options.rounds):
@@ -242,23 +244,23 @@ PARTS: Mapping[str, Any] = {"start": start, "conversation": conversation, "plann
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.set_defaults(rounds=3)
-    parser.add_argument("--workers", type=int, default=1000, help="that talk at a time")
-    parser.add_argument("--hosts", type=int, default=4, help="processes that they are in")
-    parser.add_argument("--epochs", type=int, default=5, help="of each of their members")
+    parser.add_argument("--workers", type=int, default=1000, help="workers that talk at a time")
+    parser.add_argument("--hosts", type=int, default=4, help="processes that hold the workers")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of each of their members")
     parser.add_argument(
-        "--words", type=int, default=20, help="signs of progress in an epoch: a section of five seconds"
+        "--words", type=int, default=20, help="progress messages in an epoch, as in a section of five seconds"
     )
-    parser.add_argument("--devices", type=int, default=1024, help="that are planned for")
-    parser.add_argument("--nodes", type=int, default=64, help="that have these")
-    parser.add_argument("--members", type=int, default=1000, help="on them")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
-    parser.add_argument("--beside", type=Path, help="another checkout, measured by turns with this one")
+    parser.add_argument("--devices", type=int, default=1024, help="devices to plan for")
+    parser.add_argument("--nodes", type=int, default=64, help="nodes that hold these devices")
+    parser.add_argument("--members", type=int, default=1000, help="members on these devices")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
+    parser.add_argument("--beside", type=Path, help="another checkout, measured in turn with this one")
     options = parser.parse_args()
     print(hardware(), flush=True)
     figures: dict[str, Any] = {}
     targets: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="argosy-launch-cache-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # nobody's rates are to be remembered
+        os.environ["XDG_CACHE_HOME"] = cache  # no rates of earlier runs may be used
         for measure in [PARTS[part] for part in options.parts] if options.beside is None else [beside]:
             measure(options, figures, targets)
     finish("launch", figures, targets, as_json=options.json)

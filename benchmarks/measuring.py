@@ -1,4 +1,4 @@
-"""What all benchmarks share: the hardware's name, quartiles, and the one line of JSON at the end."""
+"""What benchmarks share: the name of the hardware, quartiles, targets, and the line of JSON at the end."""
 
 import argparse
 import json
@@ -13,15 +13,15 @@ import torch
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """A parser with ``--json`` and ``--rounds``."""
+    """Return a parser with ``--json`` and ``--rounds``."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="end with one line, one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
     return parser
 
 
 def hardware() -> str:
-    """Processor, usable cores, GPU."""
+    """Return processor, usable cores, GPU and version of torch."""
     cpu = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -32,7 +32,7 @@ def hardware() -> str:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
+    """Return the first quartile, the median and the third quartile."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -42,7 +42,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def target(
     what: str, values: Sequence[float], *, at_least: float | None = None, at_most: float | None = None
 ) -> dict[str, Any]:
-    """One target, judged by the median; prints it with its quartiles."""
+    """Judge a target by the median, print it with its quartiles, and return it."""
     low, median, high = quartiles(values)
     holds = (at_least is None or median >= at_least) and (at_most is None or median <= at_most)
     wanted = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
@@ -53,7 +53,7 @@ def target(
 
 
 def finish(name: str, figures: dict[str, Any], targets: list[dict[str, Any]], *, as_json: bool) -> None:
-    """The last line."""
+    """Print the line of JSON if it is asked for."""
     if as_json:
         result = {"benchmark": name, "hardware": hardware(), "figures": figures, "targets": targets}
         print(json.dumps(result))

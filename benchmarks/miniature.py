@@ -1,7 +1,7 @@
-"""FLEET's hundred networks in miniature, run for real beside the simulator: their relative rates, sizes and epochs, less work.
+"""FLEET's hundred networks in miniature, run for real beside the simulator: same relative rates, sizes and epochs, less work.
 
-A member's step sleeps for as long as its samples take, those of its share where it is split, so that a machine has more devices
-than cores.
+A member's step sleeps for as long as its samples take (those of its share, if it is split), so that a machine has more
+devices than cores.
 """
 
 import csv
@@ -36,7 +36,7 @@ TABLE = Path(__file__).parent / "data" / "fleet_100dnns.csv"
 SCALE = 32.0
 """Samples per second here over those of the table."""
 SAMPLES, BATCH, BLOCK = 256, 128, 64
-"""Of an epoch, a step and a block: the hundred take 243 seconds of a device, and none runs ahead by more than an epoch or two."""
+"""Samples of an epoch, a step and a block: all hundred take 243 seconds of a device, and none can run ahead by more than an epoch or two."""
 WATCHED: dict[str, Policy] = {
     "rounds": Rounds(),
     "fleet": Fleet(delta=20 * SCALE),
@@ -55,7 +55,7 @@ class Network:
 
 
 def networks() -> list[Network]:
-    """The table, at the rates of here; a thousandth of the weights."""
+    """Return the table, at the rates of this benchmark and with a thousandth of the weights."""
     with TABLE.open(newline="") as file:
         return [
             Network(
@@ -69,7 +69,7 @@ def networks() -> list[Network]:
 
 
 class Sleeping(nn.Module):
-    """Takes so long for a sample."""
+    """A network that sleeps for a given time per sample."""
 
     def __init__(self, seconds: float, weights: int) -> None:
         super().__init__()
@@ -82,13 +82,13 @@ class Sleeping(nn.Module):
 
 
 def as_it_is(output: Tensor, target: Tensor) -> Tensor:
-    """The output is the loss."""
+    """Return the output, which is the loss."""
     del target
     return output
 
 
 def member(network: Network) -> argosy.Member:
-    """One that ends after the table's epochs."""
+    """Return a member that ends after the table's epochs."""
     model = partial(Sleeping, 1 / network.samples_per_second, network.weights)
     stop = argosy.MaxEpochs(network.epochs)
     return argosy.Member(
@@ -97,14 +97,14 @@ def member(network: Network) -> argosy.Member:
 
 
 def study(found: Sequence[Network]) -> argosy.Study:
-    """Over samples that say nothing."""
+    """Return a study on meaningless samples."""
     nothing = argosy.Data(arrays=[torch.zeros(SAMPLES, 1), torch.zeros(SAMPLES)])
     return argosy.Study(data=nothing, members=[member(network) for network in found], objective="train_loss")
 
 
 @dataclass(slots=True)
 class Asked:
-    """A policy, and what it was asked first."""
+    """A policy that remembers the first situation it was asked about."""
 
     policy: Policy
     first: Situation | None = field(default=None)
@@ -120,7 +120,7 @@ class Asked:
 
 
 def run_policy(found: Sequence[Network], policy: str, devices: int, directory: Path) -> dict[str, Any]:
-    """A run and its simulation, which is fed with the run's own profiles, epochs, and costs of its barriers and legs."""
+    """Run a policy and simulate it with the run's own profiles, epochs, and costs of barriers and legs."""
     POLICIES[policy] = asked = Asked(WATCHED[policy])
     report = argosy.train(
         study(found),
@@ -149,28 +149,28 @@ def run_policy(found: Sequence[Network], policy: str, devices: int, directory: P
 
 
 def simulation(asked: Situation, policy: Policy, epochs: Counter[str], *, barrier: float, leg: float) -> Simulation:
-    """Of the same policy, which knows as much of the epochs as it did."""
+    """Simulate the same policy, which knows as much about epochs as in the run."""
     workload = Workload(profiles=asked.waiting, epochs=epochs, samples_per_epoch=SAMPLES)
-    # FLEET does not ask what a move costs; what its legs were measured to take has their moves in it.
+    # FLEET does not ask what a move costs; the measured time of its legs includes its moves.
     moving = Moving() if isinstance(policy, Fleet) else asked.moving
     charges = Charges(moving=moving, flotilla_seconds=leg, checkpoint_seconds=barrier)
     return simulate(policy, workload, asked.devices, charges=charges)
 
 
 def makespan(directory: Path) -> float:
-    """From the first member's start to the last one's end."""
+    """Return the seconds from the first member's start to the last one's end."""
     begins = min(line["at"] for line in evidence.event_lines(directory, "MemberStarted"))
     return max(line["at"] for line in evidence.event_lines(directory, "MemberEnded")) - begins
 
 
 def barrier_seconds(directory: Path) -> float:
-    """Of an epoch, outside of the steps of its busiest device and of changes of assignments."""
+    """Return the seconds of an epoch outside of the steps of its busiest device and of changes of assignments."""
     passed = evidence.event_lines(directory, "Passed")
     return max(mean(line["seconds"] - max(line["stepping"].values()) - line["changing_seconds"] for line in passed), 0)
 
 
 def leg_seconds(directory: Path) -> float:
-    """From the end of one leg until all members of the next one are ready, on average; 0 where there was one leg."""
+    """Return the mean seconds from the end of a leg until all members of the next one are ready; 0 if there was one leg."""
     found: list[float] = []
     ended = started = 0.0
     since: float | None = None

@@ -1,8 +1,8 @@
-"""How soon the page of a large run is there: a hundred members, five faults, in a headless Chromium with a new tab each time.
+"""Measures how soon the page of a large run opens: a hundred members and five faults, in a headless Chromium with a new tab each time.
 
-Each time is taken from the call that opens the tab, and the load event and the first curves also from the navigation on, by
-the page's own clock. A tab with an empty page is opened beside it: what that takes is not the page's. Writing the page is timed
-too. Needs Chromium.
+Times count from the call that opens the tab; those of the load event and the first curves are also given from the
+navigation, by the page's own clock. A tab with an empty page is opened for comparison: its time is not the page's.
+Writing the page is timed too. Needs Chromium.
 """
 
 import statistics
@@ -29,7 +29,7 @@ LOADED = "(performance.timing.loadEventEnd - performance.timing.navigationStart)
 
 
 def opened(chromium: browser.Browser, path: Path, *, until: str) -> dict[str, float]:
-    """Seconds of one opening, in a tab of its own."""
+    """Return the seconds of one opening in a new tab."""
     began = time.perf_counter()
     chromium.open(path)
     loaded = time.perf_counter() - began
@@ -60,7 +60,7 @@ def main() -> None:
         empty = folder / "empty.html"
         empty.write_text(EMPTY)
         with browser.opened(folder / "profile") as chromium:
-            first = opened(chromium, page, until=DRAWN)  # the browser itself starts with it
+            first = opened(chromium, page, until=DRAWN)  # this also starts the browser
             pages, nothing = list[dict[str, float]](), list[float]()
             for _ in range(options.rounds):
                 pages.append(opened(chromium, page, until=DRAWN))

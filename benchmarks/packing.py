@@ -1,16 +1,18 @@
-"""Members of one architecture as one program, against the same members one after another, on one device.
+"""Compares members of one architecture stepped as one program with the same members one after another, on one device.
 
-The ladder: in one process and on one CPU thread, all sides take the same steps in interleaved rounds, from the same weights
-and on the same batches. Sequential sides are the hand-written loop with torch's Adam as it comes ("loop"), with torch's own
-Adam kernel ("loop, fused Adam"), on CUDA with each member's whole step as a graph (the fused program is there a second time with its own captured), and with ``--full`` and 8 members with
-torch.compile; and Argosy's own programs, one after another. The fused side does everything that a trainer asks of it: it cuts
-the batches, keeps losses and digests and moves positions; the loops keep nothing.
+The ladder: in one process and on one CPU thread, all sides take the same steps in interleaved rounds, from the same
+weights and on the same batches. The sequential sides are the hand-written loop with torch's default Adam ("loop"), with
+torch's fused Adam kernel ("loop, fused Adam"), on CUDA with each member's whole step as a graph (there the fused
+program also runs captured), with ``--full`` and 8 members under torch.compile, and Argosy's own programs one after
+another. The fused side does everything that a trainer asks of it: it cuts batches, keeps losses and digests and moves
+positions; the loops keep nothing.
 
-What a trainer chooses among the programs is a side of its own ("chosen"), which has tried them before the rounds begin: it must come
-within 5 % of the best of them and never be slower than one after another, where there is nothing to gain as well.
+What a trainer chooses among the programs is a side of its own ("chosen"), which has tried them before the rounds begin.
+It must come within 5 % of the best of them, and must never be slower than one after another, even if there is nothing
+to gain.
 
-Both ratios are printed, against the loop as it comes and against the strongest sequential side. On a CPU what counts is the
-processor time of the one thread. Equality is checked in the same run: in float64, after 50 steps of four members.
+Both ratios are printed: against the default loop and against the strongest sequential side. On a CPU, the processor
+time of the one thread counts. Equality is checked in the same run: in float64, after 50 steps of four members.
 """
 
 import itertools
@@ -32,13 +34,13 @@ from argosy.training.device.heap import give_back_memory, keep_freed_memory
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PROGRAMS = "one after another", "fused", "fused, captured"
-"""Sides that are chosen among, where they are there."""
+"""Sides to choose among, if they exist."""
 WARM = 2
 """Rounds that do not count."""
 BUILDS = 5
-"""Of a rung whose rounds take little."""
+"""How often sides are built in a rung with short rounds."""
 NEAR = 1.25
-"""Times that a rival may take what the choice does, and is not left far behind."""
+"""The largest ratio of a rival's time to the choice's at which the two are timed once more."""
 Sides = Mapping[str, Callable[[Task], Side]]
 Rounds = Mapping[str, Sequence[float]]
 EAGER: Sides = {
@@ -50,7 +52,7 @@ EAGER: Sides = {
 
 
 def sides(options: Namespace, size: int) -> Sides:
-    """Those of a rung of the ladder."""
+    """Return the sides of a rung of the ladder."""
     made = {**EAGER, "chosen": Chosen}
     if options.device == "cuda":
         made |= {"loop, graphed": Graphed, "fused, captured": captured}
@@ -60,9 +62,9 @@ def sides(options: Namespace, size: int) -> Sides:
 
 
 def seconds_of(side: Side, task: Task, epoch: int, device: str) -> float:
-    """Of all steps of a round: of the thread on a CPU, of the clock beside a device that computes on its own."""
+    """Return the seconds of all steps of a round: of the thread on a CPU, of the clock with a device that computes on its own."""
     block = task.block(epoch)
-    assert block.sums  # made once for all members of a device
+    assert block.sums  # computed once for all members of a device
     side.prepare(epoch)
     if device == "cpu":
         began = time.thread_time()
@@ -76,7 +78,7 @@ def seconds_of(side: Side, task: Task, epoch: int, device: str) -> float:
 
 
 def choose(side: Side, task: Task, device: str) -> None:
-    """Let a side try what it chooses among, until it has chosen."""
+    """Let a side try its programs until it has chosen."""
     assert isinstance(side, Chosen)
     epoch = 0
     while epoch == 0 or not side.settled:
@@ -85,10 +87,10 @@ def choose(side: Side, task: Task, device: str) -> None:
 
 
 def rung(workload: Workload, size: int, options: Namespace) -> tuple[Rounds, Rounds]:
-    """Seconds of each side in each of the interleaved rounds, and what the choice took in duels where a rival takes 1.
+    """Return the seconds of each side in each interleaved round, and those of the choice in duels in which a rival takes 1.
 
-    Where rounds are short, all sides are built anew now and then: two that are the same may differ by two hundredths, round
-    after round, for where their tensors happen to lie.
+    In rungs with short rounds, all sides are built anew several times: two equal sides may differ by two hundredths in
+    round after round, because of where their tensors happen to lie.
     """
     rounds: dict[str, list[float]] = {}
     duels: dict[str, list[float]] = {}
@@ -101,7 +103,7 @@ def rung(workload: Workload, size: int, options: Namespace) -> tuple[Rounds, Rou
 
 
 def built(workload: Workload, size: int, options: Namespace, dice: random.Random) -> tuple[Rounds, Rounds]:
-    """The same of sides that are built once."""
+    """Return the same for sides that are built once."""
     task = Task(workload, size, f"{options.device}:0", torch.float32)
     made = {name: side(task) for name, side in sides(options, size).items()}
     epochs = itertools.count()
@@ -109,7 +111,7 @@ def built(workload: Workload, size: int, options: Namespace, dice: random.Random
     def found(names: Sequence[str], rounds: int) -> Rounds:
         times, began = {name: list[float]() for name in names}, time.perf_counter()
         while len(times[names[0]]) < rounds or time.perf_counter() - began < options.seconds / BUILDS:
-            # Who comes after a side that has filled the caches pays for it: now the one, now the other.
+            # The side that follows one that has filled the caches pays for it, so the order alternates.
             epoch = next(epochs)
             for name in dice.sample(names, len(names)):
                 times[name].append(seconds_of(made[name], task, epoch, options.device))
@@ -123,14 +125,14 @@ def built(workload: Workload, size: int, options: Namespace, dice: random.Random
 
 
 def ratios(rounds: Rounds, side: str, *, to: str = "fused") -> list[float]:
-    """How many times the seconds of the fused side, or of another one, a side took, in each round."""
+    """Return the ratio of a side's seconds to those of the fused side, or of another one, in each round."""
     return [other / own for other, own in zip(rounds[side], rounds[to], strict=True)]
 
 
 def regrets(name: str, rungs: Mapping[int, tuple[Rounds, Rounds]]) -> list[dict[str, Any]]:
-    """What the choice costs beside the best program, and beside one after another, with so many members as make it worst.
+    """Return targets on the choice's cost relative to the best program and to one after another, at the worst number of members.
 
-    Each is timed once more beside the choice alone, but for those that it leaves far behind.
+    Each of these is timed once more together with the choice alone, unless it is far slower.
     """
 
     def worst(what: str, found: Mapping[int, Sequence[float]], bound: float) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def regrets(name: str, rungs: Mapping[int, tuple[Rounds, Rounds]]) -> list[dict[
 
 
 def unequal(workload: Workload, device: str) -> float:
-    """The largest difference between weights of four fused members and of the same members alone, after 50 steps."""
+    """Return the largest difference between weights of four fused members and of the same members alone, after 50 steps."""
     task = Task(workload, 4, f"{device}:0", torch.float64)
     one, other = one_after_another(task), fused(task)
     for epoch in range(-(-50 // workload.steps)):
@@ -162,7 +164,7 @@ def unequal(workload: Workload, device: str) -> float:
 
 
 def peak(workload: Workload, side: Callable[[Task], Side], size: int, device: str) -> int:
-    """Bytes that a side's members and two of its rounds take at most."""
+    """Return the most bytes that a side's members and two of its rounds take."""
     task = Task(workload, size, f"{device}:0", torch.float32)
     before = _memory_in_use(device)
     made = side(task)
@@ -172,7 +174,7 @@ def peak(workload: Workload, side: Callable[[Task], Side], size: int, device: st
 
 
 def _memory_in_use(device: str) -> int:
-    """At this moment, from which on the most in use counts."""
+    """Return the memory in use now, and count the peak from here on."""
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -195,11 +197,11 @@ def _status(name: str) -> int:
 
 
 def memory(workloads: Mapping[str, Workload], options: Namespace) -> dict[str, Any]:
-    """Of each workload with 8 members, and each side."""
+    """Measure each workload with 8 members on each side."""
     found = {}
     for name, workload in workloads.items():
         for make in EAGER.values():
-            peak(workload, make, 1, options.device)  # what torch keeps from a first call on is no member's
+            peak(workload, make, 1, options.device)  # memory that torch keeps after a first call is no member's
         bytes_of = {side: peak(workload, make, 8, options.device) for side, make in EAGER.items()}
         print(f"{name}, 8 members, peak MiB: " + ", ".join(f"{n / 2**20:.1f} {side}" for side, n in bytes_of.items()))
         found[name] = bytes_of
@@ -207,7 +209,7 @@ def memory(workloads: Mapping[str, Workload], options: Namespace) -> dict[str, A
 
 
 def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The figures of a workload at every size, and its targets."""
+    """Return the figures of a workload at every size, and its targets."""
     gap = unequal(workload, options.device)
     figures: dict[str, Any] = {"difference": gap}
     targets = [target(f"{name}, difference from alone in float64", [gap], at_most=1e-10)]
@@ -236,20 +238,21 @@ def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str,
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--full", action="store_true", help="compiled sides too, where there are 8 members")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a rung, where its rounds take less")
+    parser.add_argument("--full", action="store_true", help="compiled sides too, with 8 members")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a rung if its rounds take less")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
     parser.set_defaults(rounds=9)
     options = parser.parse_args()
     print(hardware())
     torch.set_num_threads(1)
-    # Sides take unlike numbers of steps, and products with denormal gradients, which come late, take three times as long.
+    # Sides take different numbers of steps, and products with denormal gradients, which come late, take three times as
+    # long.
     torch.set_flush_denormal(True)
     began = time.perf_counter()
     workloads = {name: WORKLOADS[name] for name in options.only}
     figures: dict[str, Any] = {"peak bytes": memory(workloads, options)}
-    keep_freed_memory()  # as every trainer does, so that memory is measured before
+    keep_freed_memory()  # set before memory is measured, as in every trainer
     targets = []
     for name, workload in workloads.items():
         figures[name], found = ladder(name, workload, options)

@@ -1,4 +1,4 @@
-"""The networks that `packing.py` packs: samples are vectors of numbers, whatever a network makes of them."""
+"""The networks that `packing.py` packs; a sample is a vector of numbers, which a network may reshape."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ PIXELS = 3 * 16 * 16
 
 
 def mlp(inputs: int, hidden: int) -> nn.Module:
-    """Two hidden layers."""
+    """Return an MLP with two hidden layers."""
     layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10)
     return nn.Sequential(*layers)
 
 
 def cnn(width: int = 8) -> nn.Module:
-    """Two convolutions on pictures of 16 x 16."""
+    """Return two convolutions on pictures of 16 x 16."""
     return nn.Sequential(
         nn.Unflatten(1, (3, 16, 16)),
         nn.Conv2d(3, width, 3, padding=1),
@@ -35,7 +35,7 @@ def cnn(width: int = 8) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions with BatchNorm, and a way around them."""
+    """Two convolutions with BatchNorm, and a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,20 +43,20 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, width, H, W]`` -> the same shape."""
+        """Map ``[B, width, H, W]`` to the same shape."""
         inner = functional.relu(self.norms[0](self.convs[0](x)))
         return functional.relu(x + self.norms[1](self.convs[1](inner)))
 
 
 def resnet(width: int = 8) -> nn.Module:
-    """Five convolutions with BatchNorm on pictures of 16 x 16."""
+    """Return five convolutions with BatchNorm on pictures of 16 x 16."""
     stem = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.AvgPool2d(2)
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
     return nn.Sequential(nn.Unflatten(1, (3, 16, 16)), *stem, Residual(width), Residual(width), *head)
 
 
 class Attention(nn.Module):
-    """Self-attention without biases, of which those of the keys would have a gradient of nothing but noise."""
+    """Self-attention without biases, since the gradient of the keys' bias would be nothing but noise."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.into, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, T, width]`` -> the same shape."""
+        """Map ``[B, T, width]`` to the same shape."""
         parts = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.into(x).chunk(3, -1))
         return self.out(functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
 
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, 256]`` -> ``[B, 10]``."""
+        """Map ``[B, 256]`` to ``[B, 10]``."""
         x = self.embed(x.unflatten(1, (16, 16)))
         x = x + self.attention(self.norms[0](x))
         return self.head((x + self.inner(self.norms[1](x))).mean(1))
@@ -88,20 +88,20 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Members of some networks, and what they step on."""
+    """Members of some networks, and their samples."""
 
     models: Sequence[Callable[[], nn.Module]]
-    """Members have them in turn."""
+    """Networks that the members take in turn."""
     inputs: int
     """Numbers in a sample."""
     batch: int
     steps: int
-    """Of each member in a round."""
+    """Steps of each member in a round."""
     wanted: Mapping[int, float]
-    """By how much the fused program is to be faster than the strongest sequential side, by the number of members."""
+    """By how much the fused program must be faster than the strongest sequential side, by the number of members."""
 
     def model(self, number: int, dtype: torch.dtype) -> nn.Module:
-        """The network of a member."""
+        """Return the network of a member."""
         return self.models[number % len(self.models)]().to(dtype)
 
 
@@ -115,4 +115,4 @@ WORKLOADS = {
     "unlike": Workload(models=[cnn, partial(mlp, PIXELS, 32)], inputs=PIXELS, batch=32, steps=2, wanted={}),
     "compute-bound": Workload(models=[partial(mlp, 256, 512)], inputs=256, batch=256, steps=1, wanted={}),
 }
-"""By name. On what fills the device by itself there is nothing to gain: the last one is there to show it."""
+"""Workloads by name. The last one fills the device by itself, to show that there is nothing to gain then."""

@@ -1,10 +1,10 @@
-"""Eight members of two small architectures on decode-heavy photographs, end to end: `argosy run`, whose programs step those
-alike at once, against the hand-written loop over one DataLoader that steps them one by one.
+"""Eight members of two small architectures on decode-heavy photographs, end to end: `argosy run` against a hand-written loop.
 
-Both train in one process beside as many loader workers as cores. They are whole commands with the same epochs, batches,
-validations and checkpoints (`together.py`), in interleaved rounds. Equality is checked in the same run: with programs forbidden,
-every weight is that of the loop, bit for bit; with programs, losses differ from the loop's by no more than three times what they
-do where each of the loop's weights begins at the next number up.
+Argosy steps members of one architecture at once; the loop over one DataLoader steps them one by one. Both train in one
+process beside as many loader workers as cores. They are whole commands with the same epochs, batches, validations and
+checkpoints (`together.py`), in interleaved rounds. Equality is checked in the same run: without programs of several
+members, every weight equals the loop's, bit for bit; with them, losses differ from the loop's by at most three times
+the difference that results if each of the loop's initial weights is the next larger number.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ import argosy
 NAMES = list(ALIKE)
 BATCH = 8
 LEAST = 1e-4
-"""Of a loss: less than this says nothing, whatever a control says."""
+"""Smaller differences of a loss say nothing, whatever the control says."""
 
 SIDES: Mapping[str, Callable[[Work, Path], Outcome]] = {
     "loop": lambda work, out: by_hand(work, out, [NAMES], at_once=1),
@@ -35,7 +35,7 @@ CHECKS: Mapping[str, Callable[[Work, Path], Outcome]] = {
 
 
 def prepare(folder: Path, length: int, epochs: int) -> Work:
-    """Write the photographs; a last batch of three, so that it counts."""
+    """Write the photographs; the last batch has three, so that it counts."""
     lengths = {"train": length // BATCH * BATCH + 3, "val": length // 10}
     for number, (split, count) in enumerate(lengths.items(), start=1):
         write_photographs(folder / split, count, seed=number)
@@ -43,7 +43,7 @@ def prepare(folder: Path, length: int, epochs: int) -> Work:
 
 
 def programs(directory: Path) -> str:
-    """What a run of argosy chose for the members of each device, in words; nothing of the loop."""
+    """Return in words what programs an Argosy run chose for each device; nothing for the loop."""
     if not (directory / "journal.jsonl").exists():
         return ""
     chosen = {pack.device: pack for pack in argosy.load(directory).packs}
@@ -51,7 +51,7 @@ def programs(directory: Path) -> str:
 
 
 def outcome(sides: Mapping[str, Callable[[Work, Path], Outcome]], side: str, work: Work) -> Outcome:
-    """Of a whole command."""
+    """Return the outcome of a whole command."""
     with tempfile.TemporaryDirectory(dir=work.folder) as out:
         found, packed = sides[side](work, Path(out)), programs(Path(out) / "run")
     cost = found.cost
@@ -64,12 +64,12 @@ def outcome(sides: Mapping[str, Callable[[Work, Path], Outcome]], side: str, wor
 
 
 def gap(one: Outcome, other: Outcome) -> float:
-    """The largest difference of a last validation loss."""
+    """Return the largest difference of a last validation loss."""
     return max(abs(one.results[name][0] - other.results[name][0]) for name in NAMES)
 
 
 def equality(work: Work, rounds: list[dict[str, Outcome]]) -> list[dict[str, Any]]:
-    """Targets; a speed-up of unequal training is void."""
+    """Return targets on equality, since a speed-up of unequal training is void."""
     found = {side: outcome(CHECKS, side, work) for side in CHECKS}
     loop = rounds[0]["loop"]
     unequal = sum(found["exact"].results[name] != loop.results[name] for name in NAMES)

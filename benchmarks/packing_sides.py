@@ -1,4 +1,4 @@
-"""The sides of `packing.py`: ways of stepping the same members. Each side has members of its own, which begin alike."""
+"""The sides of `packing.py`: ways of stepping the same members. Each side has its own members, with equal initial weights."""
 
 import itertools
 import tempfile
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Task:
-    """Some members of a workload and the samples that they step on, on a device."""
+    """Members of a workload on a device, and their samples."""
 
     def __init__(self, workload: Workload, size: int, device: str, dtype: torch.dtype) -> None:
         rows = workload.steps * workload.batch
@@ -72,14 +72,14 @@ class Task:
         ]
 
     def lives(self) -> list[LiveMember]:
-        """All members at their beginning."""
+        """Return all members at their beginning."""
         return [
             build(member, self._backend, study_seed=0, objective="train_loss", mode="min", exact=False)
             for member in self.members
         ]
 
     def block(self, epoch: int) -> Block:
-        """All samples, in the order of the epoch."""
+        """Return all samples in the order of the epoch."""
         order = self.orders.epoch("train", epoch)
         layout, rows = Layout.of(tuple(array[0] for array in self._arrays)), len(order)
         place = Place(leg=0, split="train", epoch=epoch, section=0, start=0, rows=rows, last=True)
@@ -98,16 +98,16 @@ class Side(Protocol):
         ...
 
     def prepare(self, epoch: int) -> None:
-        """What is no part of the steps."""
+        """Do what is no part of the steps."""
         ...
 
     def run(self, block: Block) -> None:
-        """All steps of all members on a block."""
+        """Take all steps of all members on a block."""
         ...
 
 
 class Programs:
-    """Argosy's programs as a trainer runs them: batches are cut, losses and digests kept, positions moved."""
+    """Argosy's programs as a trainer runs them: they cut batches, keep losses and digests, and move positions."""
 
     def __init__(self, task: Task, programs: Sequence[Program[Any]]) -> None:
         self._task = task
@@ -135,7 +135,7 @@ class Programs:
 
 
 class Apart(Programs):
-    """Each member's steps captured, and replayed beside the others' on a stream of its own."""
+    """Each member's steps captured, and replayed on a stream of its own beside the others'."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task, _captured_alone(task))
@@ -147,27 +147,27 @@ class Apart(Programs):
 
 
 def one_after_another(task: Task) -> Programs:
-    """Each member by itself."""
+    """Return each member alone."""
     return Programs(task, [Solo(one) for one in task.lives()])
 
 
 def captured_one_after_another(task: Task) -> Programs:
-    """Each member by itself, its steps captured."""
+    """Return each member alone, with captured steps."""
     return Programs(task, _captured_alone(task))
 
 
 def fused(task: Task) -> Programs:
-    """One program for each architecture."""
+    """Return one program for each architecture."""
     return Programs(task, _alike(task))
 
 
 def captured(task: Task) -> Programs:
-    """One program for each architecture, its steps captured."""
+    """Return one program for each architecture, with captured steps."""
     return Programs(task, [graphed.Graphed.of(program) for program in _alike(task)])
 
 
 def compiled(task: Task) -> Programs:
-    """One program for each architecture, with a pass that torch compiles."""
+    """Return one program for each architecture, with a pass compiled by torch."""
     return Programs(task, _alike(task, compile=True))
 
 
@@ -183,13 +183,13 @@ def _captured_alone(task: Task) -> Sequence[Program[Any]]:
 
 
 class Chosen:
-    """The same programs, chosen among as a trainer does it: by rounds of steps that count."""
+    """The programs chosen as a trainer does it, by timing steps that count."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self._instances = [ProgramInstance.of([self._assigned(one)]) for one in task.lives()]
         self.packed: list[Packed] = []
-        """What was chosen."""
+        """The choices so far."""
         heartbeat = Heartbeat.private()
         kinds: tuple[Kind, ...] = ("plain", "graphed")
         self._fusion = ProgramChoice(
@@ -207,7 +207,7 @@ class Chosen:
 
     @property
     def settled(self) -> bool:
-        """Whether it is through with trying."""
+        """Whether all programs are chosen."""
         return all(
             instance.fusion_group is None or not instance.fusion_group.asks(self._count(instance.fusion_group))
             for instance in self._instances
@@ -231,7 +231,7 @@ class Chosen:
     def _step(self, instance: ProgramInstance, block: Block) -> bool:
         try:
             return instance.step(block, _never)
-        except Exception as error:  # as in a trainer: what common code cannot do, other programs do
+        except Exception as error:  # as in a trainer: other programs step what a common one cannot
             if not instance.together:
                 raise
             instance.undo()
@@ -254,7 +254,7 @@ def _never() -> bool:
 
 
 class Loop:
-    """As one writes it, with the batches cut beforehand and nothing kept of a step."""
+    """A hand-written loop, with batches cut beforehand; it keeps nothing of a step."""
 
     def __init__(self, task: Task, **how: Any) -> None:
         lives = task.lives()
@@ -303,7 +303,7 @@ class Graphed(Loop):
                 step()
 
     def _captured(self, model: nn.Module, optimizer: Optimizer) -> Callable[[], None]:
-        """The step after three of a warm-up, which move the weights: this side takes no part in comparisons of these."""
+        """Capture the step after three warm-up steps, which change the weights: this side takes no part in comparisons of weights."""
 
         def step(inputs: Tensor, target: Tensor) -> None:
             optimizer.zero_grad(set_to_none=True)

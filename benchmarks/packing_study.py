@@ -1,6 +1,7 @@
 """64 small MLPs on arrays, end to end through the stream: ``packing="auto"`` against ``"interleaved"``, in interleaved rounds.
 
-A round is a whole run of each side, from the call to the report: processes start, members are measured, programs are tried.
+A round is a whole run of each side, from the call to the report: processes start, members are measured, programs are
+tried.
 """
 
 import tempfile
@@ -21,19 +22,19 @@ SAMPLES, VAL, BATCH, EPOCHS = 4096, 512, 16, 8
 
 
 def network() -> nn.Module:
-    """Two hidden layers."""
+    """Return an MLP with two hidden layers."""
     layers = nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
     return nn.Sequential(*layers)
 
 
 def table(length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Samples and their classes."""
+    """Return samples and their classes."""
     x = torch.randn(length, FEATURES, generator=torch.Generator().manual_seed(seed))
     return x, x[:, :CLASSES].argmax(dim=1)
 
 
 def study() -> argosy.Study:
-    """A sweep over learning rates."""
+    """Return a study that sweeps learning rates."""
     rates = [1e-4 * 1.08**n for n in range(MEMBERS)]
     members = [
         argosy.Member(f"m{n:02d}", model=network, optimizer=partial(Adam, lr=rate), batch_size=BATCH)
@@ -44,7 +45,7 @@ def study() -> argosy.Study:
 
 
 def run(packing: Literal["auto", "interleaved"]) -> dict[str, Any]:
-    """Seconds and CPU seconds of a run, best loss of each member, and what was chosen."""
+    """Return the seconds and CPU seconds of a run, the best loss of each member, and the programs chosen."""
     with tempfile.TemporaryDirectory(prefix="argosy-packing-") as folder:
         began = time.perf_counter()
         report = argosy.train(study(), quiet=True, directory=Path(folder) / "run", devices="cpu:1", packing=packing)
@@ -59,7 +60,7 @@ def run(packing: Literal["auto", "interleaved"]) -> dict[str, Any]:
 
 
 def end_to_end(rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures and targets."""
+    """Return figures and targets."""
     sides = [(run("interleaved"), run("auto")) for _ in range(rounds)]
     ratios = [plain["seconds"] / packed["seconds"] for plain, packed in sides]
     gap = max(abs(p["losses"][name] - q["losses"][name]) for p, q in sides for name in p["losses"])

@@ -1,9 +1,10 @@
-"""Several objectives: the hypervolume of accuracy and seconds at equal numbers of trials, on a surrogate of real trainings (see `search_quality`).
+"""Several objectives: the hypervolume of accuracy and seconds at equal numbers of trials, on a surrogate of real trainings (`search_quality`).
 
-Each trial trains to the end and is judged as `argosy.tune` judges it: the best accuracy of any epoch, and the seconds up to that. Sides
-are `argosy.tune` with its default sampler in waves and with two other kinds of TPE, in waves and one trial after another, random search in
-Optuna's study, and Optuna's own TPE and NSGA-II, each as it is with default settings. The volume is that of the rectangle between the worst and best values of 500 random trainings and of all
-sides, seconds on a logarithmic axis, 1 being all of it. The paired test is of the mean difference over tasks, each the mean of its seeds.
+Each trial trains to the end and is judged as by `argosy.tune`: the best accuracy of any epoch, and the seconds until
+then. The sides are `argosy.tune` with its default sampler in waves, and with two other kinds of TPE, in waves and one
+trial after another; random search in Optuna's study; and Optuna's own TPE and NSGA-II at their defaults. The volume is
+relative to the rectangle between the worst and the best values of 500 random trainings and of all sides, with seconds
+on a logarithmic axis; 1 is all of it. The paired test is of the mean difference over tasks, each the mean of its seeds.
 """
 
 import math
@@ -26,17 +27,17 @@ OPTUNA = "Optuna TPE"
 OURS = "argosy.tune, in waves"
 Reached = tuple[float, float]
 JOINT = partial(optuna.samplers.TPESampler, multivariate=True, constant_liar=False)
-"""All parameters together, and no penalty for what trials of the same wave try."""
+"""TPE that models all parameters together, without a penalty for what trials of the same wave try."""
 
 
 def reached(task: Surrogate, parameters: dict[str, Any]) -> Reached:
-    """Best accuracy, and seconds up to the end of the first epoch with it."""
+    """Return the best accuracy, and the seconds until the end of the first epoch with it."""
     curve = task.train(parameters)
     return curve.best[-1], curve.seconds[curve.best.index(curve.best[-1])]
 
 
 def optuna_study(sampler: Callable[..., Any]) -> Callable[[Surrogate, int, int], list[Reached]]:
-    """A study of Optuna's own, as people write it."""
+    """Return a search by a study of Optuna's own, as people write it."""
 
     def search(task: Surrogate, seed: int, trials: int) -> list[Reached]:
         study = optuna.create_study(directions=DIRECTIONS, sampler=sampler(seed=seed))
@@ -51,7 +52,7 @@ def optuna_study(sampler: Callable[..., Any]) -> Callable[[Surrogate, int, int],
 def ours(
     at_once: int | None, sampler: Callable[..., Any] = optuna.samplers.TPESampler
 ) -> Callable[[Surrogate, int, int], list[Reached]]:
-    """The sampling of `argosy.tune(scheduler="random", sampler=…)`, in its waves."""
+    """Return a search that samples as `argosy.tune(scheduler="random", sampler=…)` does, in its waves."""
 
     def search(task: Surrogate, seed: int, trials: int) -> list[Reached]:
         sampling = Sampling(SPACE, modes=["max", "min"], seed=seed, sampler=sampler)
@@ -79,7 +80,7 @@ SIDES: dict[str, Callable[[Surrogate, int, int], list[Reached]]] = {
 
 
 def volume(found: Sequence[Reached], low: Reached, high: Reached) -> float:
-    """Part of the rectangle that the best of these dominate."""
+    """Return the share of the rectangle that the best of these dominate."""
     total, top = 0.0, low[0]
     width, depth = high[0] - low[0], math.log(high[1]) - math.log(low[1])
     for accuracy, seconds in sorted(found, key=lambda one: (one[1], -one[0])):
@@ -93,7 +94,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--model", type=Path, default=Path("shared/data/lcbench_model.onnx"))
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--tasks", type=int, default=34, help="the first so many, without those held out")
+    parser.add_argument(
+        "--tasks", type=int, default=34, help="number of tasks, from the first on, without those held out"
+    )
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     options = parser.parse_args()
@@ -112,7 +115,7 @@ def main() -> None:
             volumes[side].append(statistics.fmean(volume(search, (least, soon), (most, late)) for search in searches))
         print(number, *(f"{side} {values[-1]:.4f}" for side, values in volumes.items()), flush=True)
     for side, values in volumes.items():
-        # One-sided: that Optuna's own TPE is no worse than this side.
+        # One-sided test that Optuna's own TPE is no worse than this side.
         p = "" if side == OPTUNA else f", paired with {OPTUNA}: p = {paired(volumes[OPTUNA], values):.4f}"
         print(f"{side}: mean hypervolume {statistics.fmean(values):.4f}{p}")
     less = statistics.fmean(volumes[OPTUNA]) - statistics.fmean(volumes[OURS])

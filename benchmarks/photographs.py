@@ -1,7 +1,8 @@
-"""A decode-heavy image set and eight small networks for it, in plain PyTorch: what every side of `together.py` trains.
+"""A decode-heavy image set and eight small networks for it, in plain PyTorch, which every side of `together.py` trains.
 
 Each sample is a JPEG file of 384 x 384 pixels cut from scikit-learn's two photographs; it is decoded, cropped, scaled
-to 64 x 64 and jittered, like an image recipe. Its class says from which photograph and which third of it it was cut.
+to 64 x 64 and jittered, as in recipes for images. Its class says from which photograph, and from which third of it, it
+was cut.
 """
 
 import random
@@ -24,7 +25,7 @@ SIDE, BOX, PIXELS, CLASSES, BATCH = 384, 288, 64, 6, 32
 
 def write_photographs(folder: Path, count: int, *, seed: int) -> None:
     """Write files ``<number>-<class>.jpg``."""
-    from sklearn.datasets import load_sample_images  # half a second that no side has to pay
+    from sklearn.datasets import load_sample_images  # its half a second must not count on any side
 
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     draw = random.Random(seed)
@@ -61,13 +62,13 @@ class Photographs(Dataset[tuple[Tensor, int]]):
 
 
 def normalize(batch: Any) -> Any:
-    """Bytes ``[B, 3, H, W]`` -> floats around zero."""
+    """Convert bytes ``[B, 3, H, W]`` to floats around zero."""
     image_BCHW, class_B = batch
     return (image_BCHW.float() - 110.0) / 70.0, class_B
 
 
 def convolution(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Convolution, BatchNorm, ReLU."""
+    """Return a convolution, BatchNorm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -76,12 +77,12 @@ def convolution(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, 
 
 
 def head(width: int) -> list[nn.Module]:
-    """Average over pixels, then classes."""
+    """Return layers that average over pixels and then classify."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)]
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,32 +93,32 @@ class Residual(nn.Module):
 
 
 def mlp(hidden: int) -> nn.Module:
-    """Two layers on pixels averaged four by four."""
+    """Return two layers on pixels averaged four by four."""
     return nn.Sequential(
         nn.AvgPool2d(4), nn.Flatten(), nn.Linear(3 * 16 * 16, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
     )
 
 
 def plain(width: int) -> nn.Module:
-    """Convolutions, each of half the size before."""
+    """Return convolutions, each of which halves the size."""
     layers = [convolution(3, width, kernel=5, stride=4), convolution(width, 2 * width, stride=2)]
     return nn.Sequential(*layers, convolution(2 * width, 2 * width, stride=2), *head(2 * width))
 
 
 def narrow(width: int) -> nn.Module:
-    """Two convolutions without BatchNorm."""
+    """Return two convolutions without BatchNorm."""
     layers = nn.Conv2d(3, width, 5, 4, 2), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()
     return nn.Sequential(*layers, *head(2 * width))
 
 
 def residual(width: int, blocks: int) -> nn.Module:
-    """A small ResNet behind a coarse first layer."""
+    """Return a small ResNet after a coarse first layer."""
     body = [Residual(width) for _ in range(blocks)]
     return nn.Sequential(convolution(3, width, kernel=7, stride=4), nn.MaxPool2d(2), *body, *head(width))
 
 
 def separable(width: int) -> nn.Module:
-    """Depthwise and pointwise convolutions in turn."""
+    """Return depthwise and pointwise convolutions in turn."""
     layers = [convolution(3, width, stride=2)]
     for _ in range(3):
         layers += [convolution(width, width, stride=2, groups=width), convolution(width, width, kernel=1)]

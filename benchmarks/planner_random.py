@@ -1,4 +1,4 @@
-"""The planner on thousands of random cases: valid, deterministic, close to the optimum, never far behind ``solo``.
+"""Runs the planner on thousands of random cases: plans must be valid, deterministic, close to the optimum, and never far behind ``solo``.
 
 python benchmarks/planner_random.py [--cases 2000] [--small 200] [--json]
 """
@@ -19,7 +19,7 @@ from planning.cases import Case, large_cases, small_case
 
 
 def ratios_of(cases: int, strategy: SearchStrategy[Case], measure: Callable[[Case], float]) -> list[float]:
-    """The measure of every case, after its plan was checked."""
+    """Check the plan of every case, and return its measure."""
     ratios: list[float] = []
 
     @seed(0)
@@ -40,7 +40,7 @@ def ratios_of(cases: int, strategy: SearchStrategy[Case], measure: Callable[[Cas
 
 
 def distribution(ratios: Sequence[float]) -> dict[str, float]:
-    """Quantiles of sorted ratios."""
+    """Return quantiles of sorted ratios."""
     at = {"min": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
     return {name: round(ratios[int(part * (len(ratios) - 1))], 4) for name, part in at.items()}
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000, help="large cases, half of them with known epochs")
     parser.add_argument("--small", type=int, default=200, help="small cases, solved exactly")
-    parser.add_argument("--json", action="store_true", help="end in one line, one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(arguments)
     gaps = sorted(gap for number in range(options.small) if (gap := optimality_gap(small_case(number))) is not None)
     known = ratios_of(

@@ -1,4 +1,4 @@
-"""How long planning takes a processor: one plan of 100 members on 160 devices and of 1,000 on 1,024, and a whole simulation.
+"""Measures the processor time of planning: one plan of 100 members on 160 devices and of 1,000 on 1,024, and a whole simulation.
 
 python benchmarks/planner_speed.py [--data FOLDER] [--json]
 """
@@ -23,14 +23,14 @@ HERE = Path(__file__).parent
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds of a processor for one call."""
+    """Return the processor time of one call."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def multiplied(profiles: Sequence[Profile], times: int) -> list[Profile]:
-    """So many variants of each profile, every one a little faster than the last."""
+    """Return so many variants of each profile, each a little faster than the last."""
     return [
         replace(
             profile,
@@ -43,10 +43,10 @@ def multiplied(profiles: Sequence[Profile], times: int) -> list[Profile]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time the three and print the targets."""
+    """Time all three, and print the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=HERE / "data", help="folder of the two tables")
-    parser.add_argument("--json", action="store_true", help="end in one line, one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(arguments)
     workload = workload_of(
         read_networks(options.data / "fleet_100dnns.csv"),

@@ -1,13 +1,14 @@
-"""Work that is not the planner's own: jobs of unlike rates that stop when nobody expects it, against plain lists.
+"""Compares the planner with list scheduling on work that it was not made for: jobs of unlike rates that stop unforeseen.
 
     python benchmarks/planner_stops.py [--seeds 3] [--jobs 100,1000] [--split] [--json]
 
-No job may be split; with ``--split`` all may, along the curves of FLEET's published networks, and along linear ones, while lists
-split none. Rates are spread over a factor of 10 to 10,000, and a job stops anywhere between a tenth and all of its
-epochs; the policy sees rates and the limit that all jobs have, so the list "lowest measured rate first, a stream per device"
-knows as much. The rules of ``balanced`` were made on the family *even*; *bunched* was not looked at: lognormal rates, and half
-of the jobs stop within the first third. Preparation is free, cheap or dear: preparing every job apart would take half of, or
-four times, the least time in which the jobs can be trained. Moves cost 2 s and the weights at 1 GB/s; lists move nothing.
+No job may be split. With ``--split`` all may, along the curves of FLEET's published networks and along linear ones,
+while lists split none. Rates are spread over a factor of 10 to 10,000, and a job stops anywhere between a tenth and all
+of its epochs. The policy sees rates and the limit that all jobs have, so the list "lowest measured rate first, a stream
+per device" knows as much. The rules of ``balanced`` were developed on the family *even*, without looking at *bunched*:
+lognormal rates, and half of the jobs stop within the first third. Preparation is free, cheap or dear: if every job
+prepared its own samples, that would take half of, or four times, the least time in which the jobs can be trained. A
+move costs 2 s, and the time of its weights at 1 GB/s; lists move nothing.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from planning.stops import CURVES, PREPARATION, Draw, Outcome, compare, over_bou
 SPREADS, DEVICES = (10, 100, 1_000, 10_000), (8, 32, 128)
 FAMILIES = ("even", "bunched")
 SECONDS = {100: 10.0, 1000: 60.0}
-"""What a simulated run may take, by number of jobs."""
+"""Seconds that a simulated run may take, by number of jobs."""
 
 
 def draws_of(jobs: int, seeds: int, curves: str) -> Iterator[Draw]:
-    """Every family, spread and seed."""
+    """Yield draws of every family, spread and seed."""
     for family in FAMILIES:
         for spread in SPREADS:
             for seed in range(seeds):
@@ -40,7 +41,7 @@ def draws_of(jobs: int, seeds: int, curves: str) -> Iterator[Draw]:
 
 
 def targets_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]]) -> list[Target]:
-    """What must hold."""
+    """Return what must hold."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         draw = outcome.draw
@@ -63,7 +64,7 @@ def targets_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]])
 
 
 def figures_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]]) -> dict[str, object]:
-    """Every case, for readers who look for where a ratio comes from."""
+    """Return every case, for readers who wonder where a ratio comes from."""
     rows = [
         {
             "family": o.draw.family,
@@ -87,14 +88,14 @@ def figures_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all cases and print the targets."""
+    """Run all cases, and print the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seeds", type=int, default=3, help="draws of a hundred jobs a family and spread; one of a thousand"
+        "--seeds", type=int, default=3, help="draws of a hundred jobs per family and spread; one of a thousand"
     )
     parser.add_argument("--jobs", default="100,1000", help="numbers of jobs")
     parser.add_argument("--split", action="store_true", help="all jobs may be split, along two families of curves")
-    parser.add_argument("--json", action="store_true", help="end in one line, one object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(arguments)
     clusters = [cluster_of(count, 8, 80.0).devices for count in DEVICES]
     families = [name for name in CURVES if (name != "whole") == options.split]
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for draw in chain.from_iterable(draws_of(jobs, seeds, curves) for curves in families):
             for devices in clusters:
                 outcomes += [compare(draw, devices, preparation) for preparation in PREPARATION]
-                # Where groups lose by being groups, nothing reaches the bound, which takes each job at its best.
+                # The bound assumes the best group for each job, so it cannot be reached if groups cost efficiency.
                 if not options.split and (ratio := over_bound(draw, devices)) is not None:
                     full[f"{jobs} jobs ({draw.curves}), {len(devices)} devices"].append(ratio)
     return report("planner_stops", figures_of(outcomes, full), targets_of(outcomes, full), as_json=options.json)

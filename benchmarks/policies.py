@@ -1,12 +1,12 @@
-"""Every policy for real: 12 unlike members, under each policy in turn, on all devices of the machine.
+"""Runs every policy for real: 12 unlike members under each policy in turn, on all devices of the machine.
 
-Rates spread at least 8 times, epochs are 2 to 8. Samples lie in memory, as preparing them on the cores that train would be in no
-bound. Of each run: the makespan, from the first member's start to the last one's end; its ratio to the lower bound of the measured
-profiles, that of the best rates at which members trained in any run of the same round (how fast the machine is changes by more
-from one round to the next than policies differ by); the share of device time outside of members' own steps; what
-was predicted of each section over what came, the first one of a leg apart; and what the simulator makes of it, as ``argosy
-simulate`` does with a run's directory, over what it took. Who trains whole, from its first epoch on, must end with the same weights
-under every policy.
+The slowest rate is at most an eighth of the fastest, and epochs are 2 to 8. Samples lie in memory, since the bound does
+not count preparing them on the cores that train. For each run it gives the makespan, from the first member's start to
+the last one's end; its ratio to the lower bound; the share of device time outside of members' own steps; predicted over
+actual seconds of sections, with the first of a leg apart; and what the simulator makes of the run (as ``argosy
+simulate`` does with its directory), over what it took. The bound uses the best rate of each member in any run of the
+same round, since the machine's speed differs more between rounds than policies do. Members that train unsplit from
+their first epoch on must end with the same weights under every policy.
 """
 
 import json
@@ -40,7 +40,7 @@ from argosy.settings import Settings
 POLICIES = ("solo", "rounds", "fleet", "fleet-local", "balanced")
 KEYS = ("makespan", "over_bound", "idle", "changing", "saving", "first_prediction", "later_prediction", "simulated")
 ALIKE = ("solo", "rounds", "balanced")
-"""They see that everybody trains the same epochs of the stream."""
+"""Policies under which all members train the same epochs of the stream."""
 NEAR = 0.15
 SIMULATED = 0.1
 BOUND = 1.25
@@ -49,7 +49,7 @@ VALIDATION = 200
 
 
 def fleet() -> list[argosy.Member]:
-    """Twelve, the widest of which takes more than eight times as long for a sample as the narrowest."""
+    """Return twelve members, the widest of which takes more than eight times as long per sample as the narrowest."""
     widths, epochs = (16, 32, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 3072), (8, 5, 3, 7, 2, 6, 4, 8, 3, 5, 2, 4)
     return [
         studies.member(
@@ -64,7 +64,7 @@ def fleet() -> list[argosy.Member]:
 
 
 def data(length: int) -> argosy.Data:
-    """Noise around ten centres."""
+    """Return noise around ten centres."""
     dice = torch.Generator().manual_seed(0)
 
     def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +75,7 @@ def data(length: int) -> argosy.Data:
 
 
 def train(policy: str, directory: Path, length: int) -> dict[str, Any]:
-    """One run, and its figures."""
+    """Run a policy once, and return its figures."""
     study = studies.study(data=data(length), fleet=fleet())
     report = argosy.train(study, quiet=True, directory=directory, policy=policy, numerics="exact")
     assert {row.status for row in report.rows} == {"done"}, report.reason
@@ -98,7 +98,7 @@ def train(policy: str, directory: Path, length: int) -> dict[str, Any]:
 
 
 def predictions(passed: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Predicted over actual seconds: of the legs' first sections, and of the later ones."""
+    """Return predicted over actual seconds, of the first sections of legs and of the later ones."""
     legs: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for section in passed:
         legs[section["leg"]].append(section)
@@ -111,13 +111,13 @@ def predictions(passed: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 
 def rate(lines: Sequence[dict[str, Any]], member: str) -> float:
-    """At which a member trained, validation included."""
+    """Return the rate at which a member trained, validation included."""
     rows = [line for line in lines if line["event"] == "SectionEnded" and line["member"] == member]
     return sum(row["samples"] for row in rows) / sum(row["seconds"] for row in rows)
 
 
 def bound(figures: Sequence[dict[str, Any]], length: int) -> float:
-    """By the best rate of each member in these runs: a median would be of members that others held up, and no bound."""
+    """Return the lower bound from the best rate of each member in these runs; medians include members held up by others, and give no bound."""
     profiles = [
         Profile(
             member=member.name,
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over rounds."""
+    """Return medians over rounds."""
     return {key: median(run[key] for run in runs) for key in KEYS}
 
 

@@ -1,8 +1,8 @@
-"""Commands measured with all their descendants: wall time, CPU seconds and peak memory, whoever forked whom.
+"""Measures commands with all their descendants: wall time, CPU seconds and peak memory, whichever process forked them.
 
-This process makes itself the reaper of its orphaned descendants and waits for every one of them, so that the kernel's
-account of its children holds the CPU time of whole trees, also of processes whose parents died before them. What two
-trees take at the same time is told apart by `Tree`, which holds the one while the other works.
+This process becomes the reaper of its orphaned descendants and waits for every one of them, so that the kernel's
+account of its children holds the CPU time of whole trees, including processes whose parents died before them. `Tree`
+tells apart what two trees take at the same time, by holding one while the other works.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What some commands took, their whole process trees together."""
+    """What some commands took, with their whole process trees."""
 
     wall_seconds: float
     """From the start of the first command to the end of the last process."""
@@ -38,9 +38,9 @@ class Cost:
     began: float
     """Unix time of the first command's start."""
     peak_bytes: int | None
-    """Largest sum of proportional set sizes over the trees; None where it was not sampled."""
+    """Largest sum of proportional set sizes over the trees; None if it was not sampled."""
     others_cores: float
-    """Cores that everybody else on the machine kept busy meanwhile: above 0.2, wall time says little."""
+    """Cores that other work on the machine kept busy meanwhile: above 0.2, wall time says little."""
 
 
 def run(
@@ -51,9 +51,9 @@ def run(
     output: Path,
     memory: bool = False,
 ) -> Cost:
-    """Run the commands, so many at a time; raises CalledProcessError for one that fails.
+    """Run the commands, so many at a time; raise CalledProcessError if one fails.
 
-    Sampling `memory` takes CPU time from the commands: leave it out where time is measured.
+    Sampling `memory` takes CPU time from the commands, so leave it out when time is measured.
     """
     _adopt_orphans()
     before, busy_before, began, started = _children_seconds(), _machine_seconds(), time.time(), time.perf_counter()
@@ -81,10 +81,10 @@ def run(
 
 
 class Tree:
-    """A command and all its descendants, while it is entered; they are killed at the end.
+    """A command and all its descendants within a ``with`` block, at whose end they are killed.
 
-    `hold` stops the first process before the others, and `go_on` continues it after them: one that looks after its
-    descendants never sees them stopped.
+    `hold` stops the first process before the others, and `go_on` continues it after them, so that a process that
+    watches its descendants never sees them stopped.
     """
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, output: Path) -> None:
@@ -107,23 +107,23 @@ class Tree:
         self._process.wait()
         for process in descendants:
             while process.is_running():
-                # A child of this process once its parents have gone.
+                # A process becomes a child of this one when its parents have ended.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
                 time.sleep(0.001)
 
     def check(self) -> None:
-        """Raise CalledProcessError if the command has ended: nobody asked it to."""
+        """Raise CalledProcessError if the command has ended, which it must not do by itself."""
         if self._process.poll() is not None:
             print(self.output.read_text()[-4000:])
             raise subprocess.CalledProcessError(self._process.returncode, self.command)
 
     def cpu_seconds(self) -> float:
-        """User and system time of all that live and of those that they have waited for."""
+        """Return user and system time of all live processes and of those that they have waited for."""
         return sum(_figures((self._root, *self._root.children(recursive=True)), _process_seconds))
 
     def hold(self) -> None:
-        """Let all of them stand still."""
+        """Stop all of them."""
         _signal(self._root, signal.SIGSTOP)
         while self._root.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
             time.sleep(0.001)
@@ -131,21 +131,21 @@ class Tree:
             _signal(process, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let them work again."""
+        """Let all of them continue."""
         for process in (*self._root.children(recursive=True), self._root):
             _signal(process, signal.SIGCONT)
 
 
 def proportional_bytes(pid: int) -> int:
-    """Proportional set size of a process: its own pages, and its share of those that others map as well."""
+    """Return a process's proportional set size: its own pages, and its share of those that others map as well."""
     return _memory(pid)["Pss"]
 
 
 def allocated_bytes(pid: int) -> int:
-    """What a process has allocated: its anonymous pages, and its share of shared memory.
+    """Return what a process has allocated: its anonymous pages, and its share of shared memory.
 
-    Mapped files are left out. They are the page cache's, and the share of them that counts as this process's changes
-    with whoever else starts or ends on the machine and maps the same libraries: four that import torch made 12 MiB.
+    Mapped files are left out. They belong to the page cache, and this process's share of them changes when another
+    process that maps the same libraries starts or ends: four that import torch made 12 MiB.
     """
     memory = _memory(pid)
     return memory["Anonymous"] + memory["Pss_Shmem"]
@@ -157,7 +157,7 @@ def _memory(pid: int) -> dict[str, int]:
 
 
 class _Peak:
-    """Samples the memory of all descendants while it is entered."""
+    """Samples the memory of all descendants within a ``with`` block."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -180,13 +180,13 @@ class _Peak:
 
 def _figures(processes: Iterable[psutil.Process], figure: Callable[[psutil.Process], Number]) -> Iterator[Number]:
     for process in processes:
-        # It may end at any moment.
+        # A process may end at any moment.
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             yield figure(process)
 
 
 def _process_seconds(process: psutil.Process) -> float:
-    """Of a process, and of its children that it has waited for."""
+    """Return the CPU time of a process, and of its children that it has waited for."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
 
@@ -220,6 +220,6 @@ def _children_seconds() -> float:
 
 
 def _machine_seconds() -> float:
-    """CPU time of everybody since the machine was started, what a hypervisor gave to others included."""
+    """Return the CPU time of all processes since the machine started, including what a hypervisor gave to others."""
     times = psutil.cpu_times()
     return float(times.user + times.system + times.irq + times.softirq + times.steal)

@@ -1,14 +1,17 @@
-"""Published shapes run for real in miniature: what was measured beside the papers' figures and what Argosy's models say.
+"""Runs published experiments for real in miniature, and compares them with the papers' figures and with Argosy's models.
 
-* ``sc18``: 8 and 20 nodes with a network each, as processes of this machine (`published_nodes.py`: rates and links as published,
-  fewer bytes, preparation that sleeps): samples per second that each node receives with training stripped (Fig 8a), by duplicated
-  pipelines, all-shared, and single- and multi-broadcast of five preparing nodes. The model is the rule by which ``sharing="auto"``
-  chooses (what nodes prepare, what is exchanged), with the exchange that the link of a pipeline's busiest node allows.
-* ``fleet``: FLEET's hundred networks on 20 and on 40 devices (`miniature.py`: a thirty-second of the time), under ``rounds`` (its
-  *Homogeneous*), ``fleet`` (its FLEET-G) and ``balanced``; the simulator has the run's own profiles and costs.
+* ``sc18``: 8 and 20 nodes with a network each, as processes of this machine (`published_nodes.py`: rates and links as
+  published, fewer bytes, preparation that sleeps): samples per second that each node receives with training stripped
+  (Fig 8a), with duplicated pipelines, all-shared, and single- and multi-broadcast of five preparing nodes. The model is
+  the rule by which ``sharing="auto"`` chooses (what nodes prepare, what is exchanged), with the exchange limited by the
+  link of the pipeline's busiest node.
+* ``fleet``: FLEET's hundred networks on 20 and on 40 devices (`miniature.py`: a thirty-second of the time), under
+  ``rounds`` (its *Homogeneous*), ``fleet`` (its FLEET-G) and ``balanced``. The simulator gets the run's own profiles
+  and costs.
 
-A link carries the most that all-shared received in SC'18, 347 MB/s each way. Where blocks are broadcast, gloo's binomial tree has
-the first node send each of them up to five times (of 20 nodes), so its link bounds all the others; MPI on Titan broadcast otherwise.
+A link carries the most that all-shared received in SC'18, 347 MB/s each way. In gloo's binomial tree for broadcasts,
+the first of 20 nodes sends a block up to five times, so its link bounds all the others; MPI on Titan broadcast in
+another way.
 """
 
 import math
@@ -35,14 +38,14 @@ from argosy.stream.feed import SLOTS, SLOTS_PER_NODE
 NODES = (8, 20)
 PREPARING = 5
 LINK = max(sc18.PEAK[16].values())
-"""Images a second that all-shared receives at most, 346 MB/s: what a node's link carries."""
+"""Images a second that all-shared receives at most, 347 MB/s: what a node's link carries."""
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "local": {"sharing": "local"},
     "all-shared": {"sharing": "all-shared"},
     "single-broadcast": {"sharing": "single-broadcast", "preparing_nodes": PREPARING},
     "multi-broadcast": {"sharing": "multi-broadcast", "preparing_nodes": PREPARING},
 }
-"""Duplicated pipelines are what ``local`` is where a node has one network."""
+"""Settings of each side; if a node has one network, ``local`` means duplicated pipelines."""
 DEVICES = (20, 40)
 POLICIES = ("rounds", "fleet", "balanced")
 NEAR_MODEL, NEAR_SIMULATOR = 0.15, 0.1
@@ -52,7 +55,7 @@ NEAR_MODEL, NEAR_SIMULATOR = 0.15, 0.1
 
 
 def rate(nodes: int, side: str, *, seconds: float, folder: Path) -> float:
-    """Samples a second that every node receives, when what the rings held at the beginning is used up."""
+    """Return the samples a second that every node receives once the rings' initial content is used up."""
     first = math.ceil((SLOTS + SLOTS_PER_NODE * nodes) * BLOCK / LENGTH)
     epochs = first + max(math.ceil(seconds * predicted(nodes, side) / LENGTH), 1)
     directory = folder / f"{side}-{nodes}"
@@ -76,20 +79,20 @@ def rate(nodes: int, side: str, *, seconds: float, folder: Path) -> float:
 
 
 def predicted(nodes: int, side: str) -> float:
-    """What preparation and the busiest link allow."""
+    """Return what preparation and the busiest link allow."""
     preparing = {"local": 1, "all-shared": nodes}.get(side, PREPARING)
     link = math.inf if side == "local" else LINK / busiest(side, nodes, preparing)
     return min(preparing * sc18.SOLO_PEAK, link)
 
 
 def published(nodes: int, side: str) -> float:
-    """Fig 8a."""
+    """Return the figure of Fig 8a."""
     received = {"local": sc18.SOLO_PEAK, "all-shared": sc18.PEAK[16][nodes]}
     return received.get(side) or sc18.BROADCAST_PEAK[side][nodes]
 
 
 def run_sc18(options: Any, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Part one."""
+    """Run part one."""
     figures: dict[str, Any] = {}
     targets = []
     print(f"{'nodes':>5} {'pipeline':17} {'samples/s':>9} {'model':>6} {'SC18':>6}   over local: here, model, SC'18")
@@ -117,7 +120,7 @@ def run_sc18(options: Any, folder: Path) -> tuple[dict[str, Any], list[dict[str,
 
 
 def run_fleet(options: Any, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Part two."""
+    """Run part two."""
     figures: dict[str, Any] = {}
     targets = []
     for slots in options.devices:
@@ -144,10 +147,16 @@ PARTS = {"sc18": run_sc18, "fleet": run_fleet}
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
-    parser.add_argument("--nodes", type=int, nargs="*", choices=NODES, default=list(NODES), help="of SC'18")
-    parser.add_argument("--devices", type=int, nargs="*", choices=DEVICES, default=list(DEVICES), help="of FLEET")
-    parser.add_argument("--seconds", type=float, default=10.0, help="that each of SC'18's is measured, about")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
+    parser.add_argument(
+        "--nodes", type=int, nargs="*", choices=NODES, default=list(NODES), help="numbers of nodes, for SC'18"
+    )
+    parser.add_argument(
+        "--devices", type=int, nargs="*", choices=DEVICES, default=list(DEVICES), help="numbers of devices, for FLEET"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="approximate seconds to measure each of SC'18's pipelines"
+    )
     options = parser.parse_args()
     print(hardware(), flush=True)
     figures: dict[str, Any] = {}

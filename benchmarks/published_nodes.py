@@ -1,9 +1,9 @@
-"""SC'18's nodes in miniature: as many samples a second as published, and a 256th of their bytes.
+"""SC'18's nodes in miniature: as many samples a second as published, with a 256th of their bytes.
 
-A node's one loader prepares as many samples a second as Titan's 16 cores did, by sleeping, so that a machine of a few cores
-carries twenty nodes. What passes a node's link waits for a token bucket in each direction, at the seam where the exchange calls
-``torch.distributed.broadcast``: a node that receives a block pays for it, and one that sends or forwards it pays for each copy
-that gloo's binomial tree has it send.
+Each node's one loader sleeps so as to prepare as many samples a second as Titan's 16 cores did, so that a machine of a
+few cores carries twenty nodes. Traffic of a node's link waits for a token bucket in each direction, where the exchange
+calls ``torch.distributed.broadcast``: a node pays for each block that it receives, and for each copy that gloo's
+binomial tree makes it send or forward.
 """
 
 import threading
@@ -26,19 +26,19 @@ from argosy.stream.sharing import PIPELINES
 __all__ = ["BLOCK", "LENGTH", "SAMPLE_BYTES", "busiest", "study"]
 
 SAMPLE_BYTES = 602_112 // 256
-"""Of an image of 3 x 224 x 224 floats, a 256th."""
+"""A 256th of an image of 3 x 224 x 224 floats."""
 LENGTH, BLOCK = 1024, 64
 BROADCAST = dist.broadcast
 BURST_SECONDS = 0.25
 
 
 class Bucket:
-    """Lets so much pass a second; what it is late with, it makes up for within a moment."""
+    """A token bucket that passes so much a second; it makes up within a moment for a late caller."""
 
     def __init__(self, per_second: float) -> None:
         self.per_second = per_second
         self._free = 0.0
-        """When all that was taken so far has passed."""
+        """The time at which all that was taken so far has passed."""
         self._lock = threading.Lock()
 
     def take(self, amount: float) -> None:
@@ -47,12 +47,12 @@ class Bucket:
             self._free = max(time.monotonic() - BURST_SECONDS, self._free) + amount / self.per_second
 
     def wait(self) -> None:
-        """Until all that was taken so far has passed."""
+        """Wait until all that was taken so far has passed."""
         time.sleep(max(self._free - time.monotonic(), 0.0))
 
 
 class Images(Dataset[Tensor]):
-    """Prepared at the rate of a node of Titan; whoever opens it has a link of so many samples a second."""
+    """Samples prepared at the rate of a node of Titan; the process that opens them gets a link of so many samples a second."""
 
     def __init__(self, link_samples_per_second: float) -> None:
         self.link_samples_per_second = link_samples_per_second
@@ -61,7 +61,7 @@ class Images(Dataset[Tensor]):
         return {"link_samples_per_second": self.link_samples_per_second}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a feeder, from which its exchange and its one loader are forked."""
+        """Set up in a feeder, from which its exchange and its one loader are forked."""
         self.__init__(**state)  # type: ignore[misc]
         self.cores = Bucket(SOLO_PEAK)
         bytes_per_second = self.link_samples_per_second * SAMPLE_BYTES
@@ -78,7 +78,7 @@ class Images(Dataset[Tensor]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Passing:
-    """A broadcast that is over when its bytes have passed this node's link."""
+    """A broadcast that ends when its bytes have passed this node's link."""
 
     work: Any
     out: Bucket
@@ -100,7 +100,7 @@ def _limited(broadcast: Callable[..., Any], *, out: Bucket, into: Bucket) -> Cal
         size, rank, root = dist.get_world_size(group), dist.get_rank(group), dist.get_group_rank(group, src)
         sent, own = tensor.nbytes * copies_of((rank - root) % size, size), rank == root
         if own:
-            # Its blocks leave one after another.
+            # A node's own blocks leave one after another.
             out.wait()
             out.take(sent)
         work = broadcast(tensor, src=src, group=group, async_op=async_op)
@@ -111,7 +111,7 @@ def _limited(broadcast: Callable[..., Any], *, out: Bucket, into: Bucket) -> Cal
 
 
 def copies_of(rank: int, size: int) -> int:
-    """That a rank sends in a binomial tree from rank 0.
+    """Return how many copies a rank sends in a binomial tree from rank 0.
 
     >>> [copies_of(rank, 8) for rank in range(8)]
     [3, 2, 1, 1, 0, 0, 0, 0]
@@ -120,7 +120,7 @@ def copies_of(rank: int, size: int) -> int:
 
 
 def busiest(side: str, nodes: int, preparing: int) -> float:
-    """Times that a block passes the link of the node that has most of a pipeline's traffic in one direction, on average.
+    """Return how often, on average, a block passes the busiest link of a pipeline in its busier direction.
 
     >>> busiest("all-shared", 8, 8), busiest("multi-broadcast", 8, 5)
     (0.875, 1.4)
@@ -137,13 +137,13 @@ def busiest(side: str, nodes: int, preparing: int) -> float:
 
 
 def _touch(model: Any, batch: Any) -> Tensor:
-    """A training step that has a gradient, and no work."""
+    """Take a training step that has a gradient but does no work."""
     del batch
     return model.weight.sum()
 
 
 def study(count: int, *, link: float, epochs: int) -> argosy.Study:
-    """So many stripped networks, on links of so many samples a second."""
+    """Return a study of so many stripped networks, on links of so many samples a second."""
     members = [
         argosy.Member(
             f"network-{number:02}",

@@ -1,14 +1,16 @@
-"""Texts of unlike length, four transformers that predict the next byte: batches of like length, against all padded to the longest.
+"""Compares batches of texts of similar length with texts all padded to the longest, for four transformers that predict the next byte.
 
-The texts are the paragraphs of Python's own language reference (`pydoc_data.topics`), of 8 to 512 bytes, or, with ``--corpus sources``, the
-docstrings of the standard library. Sides, by turns in one process on one device (launcher ``inline``), each with an empty cache:
+The texts are the paragraphs of Python's own language reference (`pydoc_data.topics`), of 8 to 512 bytes, or, with
+``--corpus sources``, the docstrings of the standard library. The sides take turns in one process on one device
+(launcher ``inline``), each with an empty cache:
 
 * ``ragged``: `Data(ragged=...)`.
 * ``budget``: the same with `batch_tokens`.
 * ``padded``: each text padded to 512 in the Dataset, as people do it.
 
-Then in float64, on fewer texts: ``ragged`` beside itself with each batch padded to 512 before the step (`Member.augment`), which sees the
-same samples in the same batches. Padding and the correlation of neighbouring batches are those of the batches of every epoch.
+Then, in float64 and on fewer texts, ``ragged`` is compared with itself with each batch padded to 512 before the step
+(`Member.augment`): both see the same samples in the same batches. Padding and the correlation of neighbouring batches
+are computed over the batches of every epoch.
 """
 
 import ast
@@ -45,7 +47,7 @@ def paragraphs() -> list[str]:
 
 
 def docstrings() -> list[str]:
-    """Docstrings of the standard library's own files, in the order of their names."""
+    """Return the docstrings of the standard library's own files, in the order of their names."""
     found = []
     for path in sorted(Path(inspect.getfile(os)).parent.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
@@ -58,7 +60,7 @@ CORPORA = {"reference": paragraphs, "sources": docstrings}
 
 
 class Texts(Dataset[Tensor]):
-    """Bytes of each text, from 1 up; 0 is padding."""
+    """The bytes of each text, from 1 up; 0 is padding."""
 
     def __init__(self, texts: Sequence[str], *, padded: bool = False) -> None:
         self.rows = [torch.tensor(list(text.encode())) + 1 for text in texts]
@@ -73,7 +75,7 @@ class Texts(Dataset[Tensor]):
 
 
 class Reader(nn.Module):
-    """Predicts each byte from those before it."""
+    """A network that predicts each byte from those before it."""
 
     def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class Reader(nn.Module):
 
 
 def step(model: nn.Module, ids_BL: Tensor) -> Tensor:
-    """Mean loss over the bytes of each text ``[B]``."""
+    """Return the mean loss over the bytes of each text ``[B]``."""
     output, wanted = model(ids_BL[:, :-1]), ids_BL[:, 1:]
     losses = functional.cross_entropy(output.transpose(1, 2), wanted, reduction="none", ignore_index=0)
     return losses.sum(1) / (wanted > 0).sum(1)
@@ -118,7 +120,7 @@ def fleet(dtype: torch.dtype = torch.float32, **rest: Any) -> list[argosy.Member
 
 
 def trained(texts: Sequence[str], members: Sequence[argosy.Member], *, ragged: bool) -> tuple[float, dict[str, float]]:
-    """Seconds, and the training loss of each member; raises SystemExit where the audit finds anything."""
+    """Return the seconds, and the training loss of each member; raise SystemExit if the audit finds anything."""
     data = argosy.Data(train=Texts(texts, padded=not ragged), ragged=RAGGED if ragged else None)
     study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(1))
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
@@ -132,7 +134,7 @@ def trained(texts: Sequence[str], members: Sequence[argosy.Member], *, ragged: b
 
 
 def shapes(texts: Sequence[str], tokens: int | None) -> dict[str, float]:
-    """Share of padding in the batches of an epoch, and the correlation of neighbouring ones."""
+    """Return the share of padding in the batches of an epoch, and the correlation of neighbouring ones."""
     from argosy.stream.blocks import ALIGNMENT, Place
     from argosy.stream.by_length import ByLength
     from argosy.stream.sources import open_sources
@@ -161,7 +163,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--corpus", choices=sorted(CORPORA), default="reference")
     parser.add_argument("--texts", type=int, default=2000)
-    parser.add_argument("--exact", type=int, default=160, help="texts of the comparison in float64")
+    parser.add_argument("--exact", type=int, default=160, help="texts in the comparison in float64")
     options = parser.parse_args()
     fitting = [text for text in CORPORA[options.corpus]() if SHORTEST <= len(text.encode()) <= LONGEST]
     texts = fitting[:: max(len(fitting) // options.texts, 1)][: options.texts]

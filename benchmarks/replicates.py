@@ -1,7 +1,7 @@
-"""What eight replicates of one small network cost beside one of it, both through `argosy.train` on arrays, on two CPU cores.
+"""Compares the cost of eight replicates of one small network with that of one, by `argosy.train` on arrays, on two CPU cores.
 
-Two figures of wall time, in interleaved rounds: of the training alone, from the first member's start to the last one's end as the
-journal has it, and of the whole call with its start-up, which is the same for both. The target is on the former.
+It gives two wall times, in interleaved rounds: of the training alone, from the first member's start to the last one's
+end as journaled, and of the whole call with its start-up, which is the same for both. The target is on the former.
 """
 
 import argparse
@@ -26,18 +26,18 @@ MOST = 3.0
 
 
 def network() -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
 
 
 def arrays(length: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples and their classes."""
+    """Return samples and their classes."""
     x = torch.randn(length, INPUTS, generator=torch.Generator().manual_seed(seed))
     return x, x[:, :CLASSES].argmax(dim=1)
 
 
 def train(seeds: Sequence[int], asked: argparse.Namespace) -> dict[str, float]:
-    """One study of these replicates; what it took."""
+    """Run one study of these replicates, and return what it took."""
     mlp = argosy.Member("mlp", model=network, optimizer=partial(AdamW, lr=1e-3), batch_size=BATCH)
     study = argosy.Study(
         data=argosy.Data(arrays=arrays(asked.samples, seed=1), val_arrays=arrays(asked.samples // 10, seed=2)),

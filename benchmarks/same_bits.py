@@ -1,10 +1,11 @@
-"""The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
+"""Tests that the same command gives the same bits: in fresh directories, beside other load, on other devices, together and alone.
 
-Each study is run several times with one cache that the first run fills, every other time beside two processes that only compute; then
-with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of two, and with its members
-one after another: members that had the bits of alone in both runs are compared. Every section of every member is compared to the bit
-with the first run: losses, metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen,
-so the runs differ in them.
+Each study runs several times with one cache, which the first run fills, and every other time beside two processes that
+only compute; then with an emptied cache and the program choices of the first run (`like`). It also runs on one device
+instead of two, and with its members one after another: there, members that had the bits of alone in both runs are
+compared. Every section of every member must equal that of the first run to the bit: losses, metrics, learning rate,
+digest of the samples. Programs are chosen by timing if that cannot change results, so the runs differ in their
+programs.
 """
 
 import os
@@ -33,11 +34,11 @@ from argosy.running.directory.journal import read_journal
 
 TRAIN = 1437
 Sections = Mapping[tuple[str, int], Any]
-"""What each section of each member has come to."""
+"""The results of each section of each member."""
 
 
 def digits() -> argosy.Data:
-    """Scikit-learn's digits, vectors of 64."""
+    """Return scikit-learn's digits as vectors of 64."""
     images, targets = load_digits(return_X_y=True)
     inputs = torch.tensor(images / 16, dtype=torch.float32)
     labels = torch.tensor(targets)
@@ -46,26 +47,26 @@ def digits() -> argosy.Data:
 
 
 def mlp(hidden: int, depth: int = 1) -> nn.Module:
-    """One hidden layer and more."""
+    """Return an MLP with one hidden layer or more."""
     inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(hidden, hidden), nn.ReLU())]
     return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), *inner, nn.Linear(hidden, 10))
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions with a BatchNorm."""
+    """Return two convolutions with a BatchNorm."""
     first = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
     second = nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*first, *second, nn.Linear(2 * width, 10))
 
 
 def lenet() -> nn.Module:
-    """Channels that a convolution of several members rounds otherwise."""
+    """Return a network whose channels round differently in a convolution of several members."""
     first = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)
     return nn.Sequential(*first, nn.Conv2d(6, 16, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 10))
 
 
 def fleet() -> argosy.Study:
-    """Eight unlike networks."""
+    """Return a study of eight unlike networks."""
     models = [partial(mlp, 32), partial(mlp, 64, 2), partial(mlp, 128, 3), partial(cnn, 8), partial(cnn, 16), lenet]
     members = [
         argosy.Member(f"m{number}", model=model, optimizer=partial(AdamW, lr=2e-3), batch_size=32 + 16 * (number % 3))
@@ -75,7 +76,7 @@ def fleet() -> argosy.Study:
 
 
 def alike() -> argosy.Study:
-    """Twenty like MLPs and four small CNNs."""
+    """Return a study of twenty MLPs of one architecture and four small CNNs."""
     members = [
         argosy.Member(
             f"mlp{n}", model=partial(mlp, 64, 2), optimizer=partial(Adam, lr=1e-3 * (1 + n % 5)), batch_size=32
@@ -88,7 +89,7 @@ def alike() -> argosy.Study:
 
 
 def wide() -> argosy.Study:
-    """Two members of whom one does most of the work, so that two devices share it."""
+    """Return a study of two members, one of which does most of the work, so that two devices share it."""
     optimizer = partial(SGD, lr=0.05)
     members = [
         argosy.Member(name, model=partial(mlp, hidden, 3), optimizer=optimizer, batch_size=256)
@@ -98,7 +99,7 @@ def wide() -> argosy.Study:
 
 
 def built(parameters: Mapping[str, Any]) -> argosy.Member:
-    """A trial of the search."""
+    """Return a trial of the search."""
     optimizer = partial(Adam, lr=parameters["lr"])
     return argosy.Member("net", model=partial(mlp, parameters["hidden"], 2), optimizer=optimizer, batch_size=32)
 
@@ -124,7 +125,7 @@ RUNS: Mapping[str, Callable[..., None]] = {
 
 @contextmanager
 def load(there: bool) -> Iterator[None]:
-    """Keep both cores busy inside."""
+    """Keep both cores busy within the block."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if there else 0)]
     try:
         yield
@@ -135,7 +136,7 @@ def load(there: bool) -> Iterator[None]:
 
 
 def sections(state: RunState, names: Iterable[str]) -> Sections:
-    """Return what these members of a run came to."""
+    """Return the results of these members in a run."""
     return {
         (name, number): (dict(ended.metrics), ended.digest, ended.best)
         for name in names
@@ -144,7 +145,7 @@ def sections(state: RunState, names: Iterable[str]) -> Sections:
 
 
 def differing(state: RunState, first: RunState, names: Collection[str]) -> tuple[int, int]:
-    """Return sections of these members that differ between two runs, and all of the first run's."""
+    """Return the number of these members' sections that differ between two runs, and the number of all of the first run's."""
     found, wanted = sections(state, names), sections(first, names)
     return sum(found.get(key) != value for key, value in wanted.items()) + len(found.keys() - wanted.keys()), len(
         wanted

@@ -1,10 +1,11 @@
-"""Samplers under the default settings of `argosy.tune`, on a surrogate of real trainings (see `search_quality`).
+"""Compares samplers under the default settings of `argosy.tune`, on a surrogate of real trainings (`search_quality`).
 
-Each search is one round of Hyperband with its scheduler, its waves and its sampling as `argosy.tune` has them; trials train in
-virtual time on 1, 4 and 16 workers, and on one worker that trains all that may go on together (packed: their seconds add up, and
-all come to the end of their rungs at the same time). What the sampler is told is compared over these: it must be the same, so the
-parameters are asked once. Regret is what the best value of a search lacks to the best that any search has seen on that task, in
-points of accuracy; the paired test is of the mean difference over tasks, each the mean of its seeds.
+Each search is one round of Hyperband with the scheduler, the waves and the sampling of `argosy.tune`. Trials train in
+virtual time on 1, 4 and 16 workers, and on one worker that trains together all trials that may continue (packed: their
+seconds add up, and all reach the end of their rungs at the same time). What the sampler is shown must be the same for
+all of these, so the parameters are asked for once. Regret is by how much the best value of a search falls short of the
+best that any search has seen on that task, in points of accuracy. The paired test is of the mean difference over tasks,
+each the mean of its seeds.
 """
 
 import heapq
@@ -35,14 +36,14 @@ Told = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class Asked:
-    """What a sampler was told before each wave of one search, and what it answered."""
+    """What a sampler was shown before each wave of one search, and its answers."""
 
     told: dict[int, Told] = field(default_factory=dict)
     curves: list[Curve] = field(default_factory=list)
 
 
 class Trials:
-    """One search: its scheduler, its waves, and its sampler, which is asked where nobody has asked it the same before."""
+    """One search: its scheduler, its waves, and its sampler, which is only asked for what it has not answered before."""
 
     def __init__(self, task: Surrogate, sampler: Callable[..., Any] | None, seed: int, asked: Asked) -> None:
         self.task, self.asked, self.new = task, asked, not asked.curves
@@ -57,19 +58,19 @@ class Trials:
 
     @property
     def ready(self) -> list[int]:
-        """Trials that may train now; a wave is asked where all before it are settled."""
+        """Return trials that may train now; a wave is asked for when all before it are settled."""
         wave = next((wave for wave in self.waves if wave.start == len(self.reached)), None)
         if wave is not None and all(r >= self.machine.budget(t) for t, r in enumerate(self.reached)):
             self._ask(wave)
         return [t for t, reached in enumerate(self.reached) if reached < self.machine.budget(t)]
 
     def train(self, trial: int) -> tuple[int, int, float]:
-        """Up to the end of its budget: from where, to where, and in how many seconds."""
+        """Return from which epoch to which a trial trains up to its budget, and in how many seconds."""
         begun, until, curve = self.reached[trial], self.machine.budget(trial), self.asked.curves[trial]
         return begun, until, curve.seconds[until - 1] - (curve.seconds[begun - 1] if begun else 0.0)
 
     def tell(self, trial: int, until: int) -> None:
-        """It has come there."""
+        """Report that a trial has reached this epoch."""
         for epoch in range(self.reached[trial] + 1, until + 1):
             self.machine.tell(trial, epoch, -self.asked.curves[trial].best[epoch - 1])
             if self.new:
@@ -95,7 +96,7 @@ class Trials:
 
 
 def search(trials: Trials, workers: int) -> list[tuple[float, float]]:
-    """(seconds, best value) whenever some trials have come to the end of a budget."""
+    """Return (seconds, best value) for each time that trials reach the end of a budget."""
     now, best, seen = 0.0, 0.0, list[tuple[float, float]]()
     busy: list[tuple[float, int, int]] = []
     training: set[int] = set()
@@ -121,7 +122,7 @@ def search(trials: Trials, workers: int) -> list[tuple[float, float]]:
 
 
 def best_by(seen: list[tuple[float, float]], seconds: float) -> float:
-    """The best value that was seen by then."""
+    """Return the best value that was seen by then."""
     return max((value for at, value in seen if at <= seconds), default=0.0)
 
 
@@ -129,7 +130,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--model", type=Path, default=Path("shared/data/lcbench_model.onnx"))
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--tasks", type=int, default=34, help="the first so many, without those held out")
+    parser.add_argument(
+        "--tasks", type=int, default=34, help="number of tasks, from the first on, without those held out"
+    )
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     session = opened(options.model)

@@ -1,7 +1,7 @@
-"""What SC'18 published, as far as it can stand beside figures of one machine (Pittman et al., SC'18, Figs 8 to 11).
+"""What SC'18 published, as far as it compares with figures of one machine (Pittman et al., SC'18, Figs 8 to 11).
 
-The figures' curves were read off their vector drawings. Each of SC'18's nodes has cores of its own (Titan: 16, or as many
-as it was limited to), trains one network on a GPU, and takes float32 images of 224 x 224 pixels.
+The curves were read off the vector drawings of the figures. Each of SC'18's nodes has its own cores (Titan: 16, or as
+many as it was limited to), trains one network on a GPU, and takes float32 images of 224 x 224 pixels.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ __all__ = ["AGAINST_ALL_SHARED", "BROADCAST_PEAK", "CORE_LIMITED", "NETWORKS", "
 Curve = Mapping[int, float]
 
 NETWORKS = {"light": "Alexnet", "middle": "Inception", "heavy": "VGG-A"}
-"""Training demand -> the network of SC'18 with such a demand: 306, 69 and 31 images/s are what it takes."""
+"""Training demand -> SC'18's network with such a demand; they take 306, 69 and 31 images/s."""
 
 PEAK: Mapping[int, Curve] = {
     16: {2: 301.5, 4: 421.13, 6: 466.79, 8: 499.14, 10: 515.41, 15: 536.68, 20: 576.46, 50: 540.34, 100: 574.33},
@@ -22,7 +22,7 @@ BROADCAST_PEAK: Mapping[str, Curve] = {
     "single-broadcast": {6: 400.17, 8: 363.03, 10: 350.77, 15: 339.88, 20: 266.43},
     "multi-broadcast": {6: 283.19, 8: 259.2, 10: 248.29, 15: 229.56, 20: 233.15},
 }
-"""Fig 8a, pipelines of five preparing nodes of 16 cores: nodes -> the same."""
+"""Fig 8a, pipelines with five preparing nodes of 16 cores: nodes -> images/s that each node receives."""
 SOLO_PEAK = 202.0
 """Images/s that one node of 16 cores prepares: 0.66 of Alexnet's demand (Fig 3 and the artifact's appendix)."""
 
@@ -37,7 +37,7 @@ AGAINST_ALL_SHARED: Mapping[str, Curve] = {
     "single-broadcast": {10: 1.01, 15: 1.01, 20: 1.04, 25: 1.02, 50: 1.07},
     "multi-broadcast": {10: 3.09, 15: 2.61, 20: 2.3, 25: 2.06, 50: 1.54},
 }
-"""Fig 9: CPU seconds of a broadcast pipeline of five preparing nodes over those of all-shared; from 10 nodes up."""
+"""Fig 9: CPU seconds of a broadcast pipeline with five preparing nodes over those of all-shared; from 10 nodes up."""
 
 CORE_LIMITED: Mapping[str, Curve] = {
     "light": {1: 10.03, 2: 6.87, 4: 4.21, 8: 2.56, 12: 1.89, 16: 1.61},
@@ -48,7 +48,7 @@ CORE_LIMITED: Mapping[str, Curve] = {
 
 
 def at(curve: Curve, n: int) -> float:
-    """The curve at n, on a straight line between the published points about it.
+    """Return the curve at n, interpolated linearly between published points.
 
     >>> at(REDUCTION["light"], 8)
     5.416

@@ -1,4 +1,4 @@
-"""A search under kill -9: any of its processes, the driver among them, is killed every so many seconds, and the command given again.
+"""Runs a search under kill -9: every so many seconds one of its processes is killed, sometimes the driver, and then the command is repeated.
 
 It must end with the table of an undisturbed search: the same trials, the same epochs, the same losses, bit for bit.
 """
@@ -27,11 +27,11 @@ search = argosy.Search(build=partial(build, "mlp"), space=SPACE, data=data(), ma
     objective="val_accuracy", mode="max", packs={packs!r}, scheduler={scheduler!r}, n_trials={trials!r})
 """
 TRIALS = {"hyperband": None, "asha": 40, "median": 20, "pbt": 12}
-"""By scheduler."""
+"""Number of trials, by scheduler."""
 
 
 def searched(folder: Path, name: str, every: float | None, draw: random.Random) -> tuple[list[dict[str, Any]], int]:
-    """The table of the search in that directory, and how many processes were killed meanwhile."""
+    """Return the table of the search in that directory, and how many processes were killed meanwhile."""
     words = f"argosy tune search.py --dir {name} --numerics exact --json --verbose"
     command = [sys.executable, "-m", *words.split()]
     killed = 0
@@ -53,7 +53,7 @@ def searched(folder: Path, name: str, every: float | None, draw: random.Random) 
 
 
 def _kill(driver: "subprocess.Popen[str]", every: float, draw: random.Random) -> int:
-    """Until the driver has ended; returns how many were killed."""
+    """Kill processes until the driver has ended; return how many."""
     killed, last = 0, time.monotonic()
     while driver.poll() is None:
         time.sleep(0.1)
@@ -70,7 +70,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--most", type=int, default=27)
-    parser.add_argument("--anew", action="store_true", help="trials begin anew at each rung")
+    parser.add_argument("--anew", action="store_true", help="let trials begin anew at each rung")
     parser.add_argument("--packs", default="planned")
     parser.add_argument("--scheduler", choices=TRIALS, default="hyperband")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,9 @@
-"""Search without training: what schedulers and samplers find on a surrogate of real trainings, on four workers in virtual time.
+"""Compares what schedulers and samplers find, without training, on a surrogate of real trainings: four workers in virtual time.
 
-The surrogate answers what a configuration has reached after each of 52 epochs, and when (LCBench; see the data's README). All
-sides have equal worker time on each task and seed; regret is what the best value seen lacks to the best that anybody saw there,
-in points of accuracy. The paired test is of the mean difference over tasks, each the mean of its seeds.
+The surrogate answers what a configuration has reached after each of 52 epochs, and when (LCBench; see the data's
+README). All sides have equal worker time on each task and seed. Regret is by how much the best value of a side falls
+short of the best that any side saw there, in points of accuracy. The paired test is of the mean difference over tasks,
+each the mean of its seeds.
 """
 
 import heapq
@@ -40,7 +41,7 @@ SPACE: dict[str, BaseDistribution] = {
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One training: seconds since its start, and the best accuracy so far, after each epoch."""
+    """One training: the seconds since its start and the best accuracy so far, after each epoch."""
 
     seconds: list[float]
     best: list[float]
@@ -53,7 +54,7 @@ class Surrogate:
         self.session, self.task = session, task
 
     def train(self, parameters: dict[str, Any]) -> Curve:
-        """What a configuration does."""
+        """Return what a configuration does."""
         rows = np.empty((EPOCHS, 1 + len(SPACE)), np.float32)
         rows[:, 0] = np.arange(1, EPOCHS + 1)
         rows[:, 1:] = [parameters[name] for name in SPACE]
@@ -65,19 +66,19 @@ class Surrogate:
 
 @dataclass(slots=True)
 class Workers:
-    """Four of them, until their time is over; what they have seen."""
+    """Four workers until their time is over, and the best value that they have seen."""
 
     limit: float
     best: float = 0.0
     free: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, number) for number in range(WORKERS)])
 
     def turns(self) -> Iterator[float]:
-        """The moments when one of them is free; whoever has nothing to do then takes `wait`."""
+        """Yield the times when a worker is free; a caller with nothing to do then takes `wait`."""
         while self.free and self.free[0][0] < self.limit:
             yield self.free[0][0]
 
     def work(self, curve: Curve, begun: int, until: int) -> float:
-        """The worker that is free trains so far; returns when it is through."""
+        """Let the free worker train so far; return when it is done."""
         at, number = heapq.heappop(self.free)
         before = curve.seconds[begun - 1] if begun else 0.0
         for epoch in range(begun, until):
@@ -89,28 +90,28 @@ class Workers:
 
 
 def opened(model: Path) -> onnxruntime.InferenceSession:
-    """The surrogates of all tasks, on one core."""
+    """Open the surrogates of all tasks, on one core."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(str(model), settings)
 
 
 def drawn(seed: int) -> Iterator[dict[str, Any]]:
-    """Random configurations."""
+    """Yield random configurations."""
     sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=optuna.samplers.RandomSampler)
     while True:
         yield sampling.ask()[1]
 
 
 def random_search(task: Surrogate, workers: Workers, seed: int) -> None:
-    """Every configuration to the end."""
+    """Train every configuration to the end."""
     configurations = drawn(seed)
     for _ in workers.turns():
         workers.work(task.train(next(configurations)), 0, EPOCHS)
 
 
 def plain_halving(task: Surrogate, workers: Workers, seed: int) -> None:
-    """Asynchronous successive halving as anybody writes it down."""
+    """Run asynchronous successive halving as anybody would write it."""
     configurations, budgets = drawn(seed), [1, 3, 9, 27, EPOCHS]
     rungs: list[list[tuple[float, float, int]]] = [[] for _ in budgets]
     curves: list[Curve] = []
@@ -132,7 +133,7 @@ def plain_halving(task: Surrogate, workers: Workers, seed: int) -> None:
 
 
 def optuna_hyperband(task: Surrogate, workers: Workers, seed: int) -> None:
-    """Optuna as people use it: TPE under its HyperbandPruner, asked after each epoch."""
+    """Run Optuna as people use it: TPE under its HyperbandPruner, asked after each epoch."""
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed),
@@ -158,7 +159,7 @@ def optuna_hyperband(task: Surrogate, workers: Workers, seed: int) -> None:
 
 
 def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Callable[[Surrogate, Workers, int], None]:
-    """Argosy's scheduler and sampling, as `argosy.tune(..., at_once=4)` has them."""
+    """Return a search with Argosy's scheduler and sampling, as in `argosy.tune(..., at_once=4)`."""
 
     def search(task: Surrogate, workers: Workers, seed: int) -> None:
         sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=sampler)
@@ -210,7 +211,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
 
 
 def settled(machine: Scheduler, parts: tuple[range, ...], reached: list[int], begun: int) -> bool:
-    """Whether the wave of the next trial may be asked."""
+    """Return whether the wave of the next trial may be asked for."""
     wave = next(wave for wave in parts if begun in wave)
     return all(reached[trial] >= machine.budget(trial) for trial in range(wave.start))
 
@@ -227,7 +228,7 @@ SIDES: dict[str, Callable[[Surrogate, Workers, int], None]] = {
 
 
 def paired(first: list[float], second: list[float]) -> float:
-    """One-sided p of the mean of `first` being no less than that of `second`, by random signs."""
+    """Return the one-sided p, by random signs, that the mean of `first` is not less than that of `second`."""
     differences = [a - b for a, b in zip(first, second, strict=True)]
     draw, mean = random.Random(0), statistics.fmean(differences)
     signed = [statistics.fmean(d if draw.random() < 0.5 else -d for d in differences) for _ in range(10000)]
@@ -238,7 +239,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--model", type=Path, default=Path("shared/data/lcbench_model.onnx"))
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--tasks", type=int, default=34, help="the first so many, without those held out")
+    parser.add_argument(
+        "--tasks", type=int, default=34, help="number of tasks, from the first on, without those held out"
+    )
     parser.add_argument(
         "--trainings", type=float, default=4.0, help="worker time, in full trainings of the mean length"
     )

@@ -1,14 +1,14 @@
 """SC'18's experiments on one machine: members that share one stream against members that each prepare for themselves.
 
-For n members of light, middle and heavy training demand: CPU seconds and wall time of an epoch by ``none`` (a pipeline
-per member), ``local`` (one stream on one node) and the pipelines that nodes share, beside the limit (nP+T)/(P+T) and
-SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in as many processes as the
-pipeline has, measured in turns of half a second with it; start-up is apart on all sides (see `sharing_sides.py`). Then
-peak(n), with training stripped; core limits; and a producer with eight idle consumers. Figures count only if all sides end
-every epoch with equal losses and digests.
+For n members of light, middle and heavy training demand: CPU seconds and wall time of an epoch with ``none`` (a
+pipeline per member), ``local`` (one stream on one node) and the pipelines that nodes share, compared with the limit
+(nP+T)/(P+T) and SC'18's curves. P is preparing once, and T the n members' own training, in plain PyTorch in as many
+processes as the pipeline has; they and the pipeline take turns of half a second. Start-up is measured apart on all
+sides (see `sharing_sides.py`). Then follow peak(n), with training stripped; core limits; and a producer with eight idle
+consumers. Figures count only if all sides end every epoch with equal losses and digests.
 
-All nodes are on this machine and share its cores. What SC'18's nodes gain by preparing on the cores of all of them is
-here what they no longer take from each other.
+All nodes are on this machine and share its cores. SC'18's nodes gain by preparing on the cores of all of them; here
+they gain by no longer taking these cores from each other.
 """
 
 import math
@@ -39,7 +39,7 @@ COUNTS = (1, 2, 4, 8, 16)
 EIGHT = 8
 """Idle consumers of one producer, and members under core limits."""
 IDLE_PAIRS = 3
-"""In each round."""
+"""Pairs of idle consumers' runs in each round."""
 SHARED = ("all-shared", "single-broadcast", "multi-broadcast")
 STREAMS = ("local", *SHARED)
 
@@ -52,38 +52,38 @@ class Cell:
     sides: dict[str, Side]
 
     def parts(self, side: str) -> tuple[float, float]:
-        """P and T at the time and concurrency of this side."""
+        """Return P and T at the time and concurrency of this side."""
         alone = self.sides[side].alone
         assert alone is not None
         return alone.preparing, alone.training
 
     def limit(self, side: str) -> float:
-        """The largest possible reduction of CPU seconds."""
+        """Return the largest possible reduction of CPU seconds."""
         preparing, training = self.parts(side)
         return (self.members * preparing + training) / (preparing + training)
 
     def cost(self, side: str) -> float:
-        """What the side takes beyond P + T for what it prepared and trained, as a share of that."""
+        """Return what the side takes beyond P + T for what it prepared and trained, as a share of that."""
         preparing, training = self.parts(side)
         ran = self.sides[side]
         return ran.cpu_seconds / (ran.preparations * preparing + ran.epochs * training) - 1.0
 
     def cpu_seconds(self, side: str) -> float:
-        """Of an epoch of all members: one that prepares as much as it trains on, ``none`` once for each member."""
+        """Return the CPU seconds of an epoch of all members, prepared once, or with ``none`` once for each member."""
         preparing, training = self.parts(side)
         times = self.members if side == "none" else 1
         return (1.0 + self.cost(side)) * (times * preparing + training)
 
     def of_limit(self, side: str) -> float:
-        """The part of the limit that was reached.
+        """Return the share of the limit that was reached.
 
-        That is what a pipeline per member takes over what this side takes, each over what it must take at its time: what
-        the machine has more or less of at one time than at another drops out.
+        That is what a pipeline per member takes over what this side takes, each relative to what it must take at its
+        time, so that changes of the machine's speed cancel out.
         """
         return (1.0 + self.cost("none")) / (1.0 + self.cost(side))
 
     def reduction(self, side: str) -> float:
-        """CPU seconds of a pipeline per member over those of this side."""
+        """Return the CPU seconds of a pipeline per member over those of this side."""
         return self.of_limit(side) * self.limit(side)
 
 
@@ -92,17 +92,17 @@ Cells = dict[tuple[str, int], Cell]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """The photographs, and how long a run is."""
+    """The photographs, and the length of a run."""
 
     folder: Path
     samples: int
     epoch_seconds: float
-    """CPU seconds of preparing an epoch, about."""
+    """Approximate CPU seconds of preparing an epoch."""
     seconds: float
-    """CPU seconds, about, that a run counts."""
+    """Approximate CPU seconds that a run counts."""
 
     def work(self, demand: str, members: int, *, each: bool = False) -> Work:
-        """So many epochs that they take the time: of all members on one stream, or of `each` on its own."""
+        """Return as many epochs as take the time: of all members on one stream, or of `each` on its own."""
         at_once = min(members, CORES) if each else members
         load = at_once * ((1.0 if each else 1.0 / members) + DEMANDS.get(demand, 0.0))
         rounds = max(math.ceil(self.seconds / (self.epoch_seconds * load)), 1)
@@ -129,14 +129,14 @@ def prepare(folder: Path, samples: int, seconds: float) -> Bench:
 
 
 def turned(names: Iterable[str], number: int) -> list[str]:
-    """Each round begins with another one."""
+    """Return the names rotated, so that each round begins with another one."""
     names = list(names)
     turn = number % len(names)
     return [*names[turn:], *names[:turn]]
 
 
 def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
-    """Every pipeline, each with P and T."""
+    """Measure every pipeline, each with P and T."""
     runs, sides = pipelines(members), {}
     for name in turned(runs, number):
         work = bench.work(demand, members, each=name == "none")
@@ -146,17 +146,17 @@ def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
 
 
 def check_equal(sides: dict[str, Side]) -> None:
-    """Raise unless all sides ended the epochs that they have in common with the same losses and digests, bit for bit."""
+    """Raise unless all sides have the same losses and digests, bit for bit, in the epochs that they all ended."""
     for name, side in sides.items():
         for member, epochs in side.results.items():
             expected = sides["local"].results[member]
             common = min(len(epochs), len(expected))
             if epochs[:common] != expected[:common]:
-                raise AssertionError(f"{member} ended otherwise on side {name} than on side local: figures are void.")
+                raise AssertionError(f"{member} ended differently on side {name} than on side local: figures are void.")
 
 
 def epoch_seconds(side: Side) -> float:
-    """Wall time of an epoch of all members."""
+    """Return the wall time of an epoch of all members."""
     return side.wall_seconds / side.epochs
 
 
@@ -175,7 +175,7 @@ def show_cell(demand: str, cell: Cell) -> None:
 
 
 def peak(bench: Bench) -> dict[str, float]:
-    """Samples/s that each node receives with training stripped, as ``<pipeline>/<nodes>``."""
+    """Return the samples/s that each node receives with training stripped, as ``<pipeline>/<nodes>``."""
     rates: dict[str, float] = {}
     for nodes in (1, 2, NODES):
         runs = pipelines(nodes)
@@ -191,7 +191,7 @@ def peak(bench: Bench) -> dict[str, float]:
 
 
 def beside_peak(name: str, nodes: int) -> str:
-    """What SC'18 reached there."""
+    """Return what SC'18 reached with as many nodes."""
     if name != "all-shared":
         return ""
     rate, possible = sc18.PEAK[16][nodes], nodes * sc18.SOLO_PEAK
@@ -199,7 +199,7 @@ def beside_peak(name: str, nodes: int) -> str:
 
 
 def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
-    """Wall time of ``none`` over that of a stream, with so many cores for the whole run: ``<pipeline>/<cores>``."""
+    """Return the wall time of ``none`` over that of a stream, with so many cores for the whole run: ``<pipeline>/<cores>``."""
     speedups, limit = {}, f", limit {cell.limit('local'):.2f}" if cell else ""
     runs = pipelines(EIGHT)
     for cores in (1, 2):
@@ -222,7 +222,7 @@ def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
 
 
 def idle_consumers(bench: Bench) -> float:
-    """Rate of a producer with eight consumers that do nothing, over its rate with one."""
+    """Return the rate of a producer with eight consumers that do nothing, over its rate with one."""
     rates = {}
     for count in (1, EIGHT):
         flags = ["--devices", f"cpu:{count}", "--sharing", "local"]
@@ -233,7 +233,7 @@ def idle_consumers(bench: Bench) -> float:
 
 
 def show_curves(rounds: list[Cells]) -> None:
-    """Medians of all rounds beside SC'18's curves."""
+    """Print medians of all rounds beside SC'18's curves."""
     for demand in dict.fromkeys(demand for demand, _ in rounds[0]):
         network = sc18.NETWORKS[demand]
         print(f"CPU reduction, {demand}: n, limit, {', '.join(STREAMS)}, SC'18's all-shared with {network} (Fig 10)")
@@ -255,13 +255,13 @@ def show_curves(rounds: list[Cells]) -> None:
 
 
 def largest(cells: Cells) -> list[Cell]:
-    """Of each demand, the cell of most members, if nodes share there."""
+    """Return, for each demand, the cell of most members, if nodes share there."""
     most = max(members for _, members in cells)
     return [cell for (_, members), cell in cells.items() if members == most and "all-shared" in cell.sides]
 
 
 def targets_of(rounds: list[Cells], idle: list[float]) -> list[dict[str, Any]]:
-    """Of each demand and pipeline the number of members where it does worst."""
+    """Return targets: for each demand and pipeline, at the number of members at which it does worst."""
     targets = []
     for demand in dict.fromkeys(demand for demand, _ in rounds[0]):
         for name in STREAMS:
@@ -285,7 +285,7 @@ def targets_of(rounds: list[Cells], idle: list[float]) -> list[dict[str, Any]]:
 
 
 def figures_of(rounds: list[Cells]) -> dict[str, Any]:
-    """Everything that was measured, each a list over the rounds."""
+    """Return everything that was measured, each a list over the rounds."""
     figures: dict[str, Any] = {}
     for demand, members in rounds[0]:
         cells = [one[demand, members] for one in rounds]
@@ -315,7 +315,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=1)
     parser.add_argument("--photographs", type=int, default=1920, help="samples of an epoch")
-    parser.add_argument("--seconds", type=float, default=8.0, help="CPU seconds that a run counts, about")
+    parser.add_argument("--seconds", type=float, default=8.0, help="approximate CPU seconds that a run counts")
     parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
     parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
 """P and T of `sharing.py`, in plain PyTorch: preparing the study's samples, and training its members.
 
-Some loader workers prepare while some processes train, each for itself, as many of each as the pipeline has that they are
-compared with. Training takes tensors that are prepared already, and saves each member after every epoch as every side
-does. Each part works from the beginning to the end, and counts samples and CPU seconds, those of its loader workers
-included, from the moment when a file ``count`` appears in the folder until there is a file ``stop``. Samples are counted
-as the runs count them, as each is prepared: up to two batches a loader worker are under way when the counting begins and
-when it ends, which is much of the sixty or so that come in between.
+Some loader workers prepare while some processes train independently, as many of each as in the pipeline with which they
+are compared. Training takes samples that are prepared already, and saves each member after every epoch as every side
+does. Each part works from beginning to end. It counts samples and CPU seconds, including those of its loader workers,
+from when a file ``count`` appears in the folder until there is a file ``stop``. As in the runs, a sample counts when it
+is prepared: up to two batches per loader worker are under way when counting begins and when it ends, which matters
+beside the sixty or so in between.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WARM_UP_SECONDS = 1.0
 
 
 def preparing(workers: int) -> Iterator[None]:
-    """Passes over the training samples, a batch at a time."""
+    """Pass over the training samples, a batch at a time."""
     batches = loader(Counted(FOLDER / "train", train=True), "train", workers, BATCH)
     while True:
         for _ in batches:
@@ -40,7 +40,7 @@ def preparing(workers: int) -> Iterator[None]:
 
 
 def training(members: list[ByHand], out: Path) -> Iterator[None]:
-    """Epochs of the members' own training, a batch at a time."""
+    """Train the members for epoch after epoch, a batch at a time."""
     tensors = torch.load(FOLDER / "tensors.pt", weights_only=True)
     while True:
         for parts in zip(*(tensor.split(BATCH) for tensor in tensors), strict=True):
@@ -53,13 +53,13 @@ def training(members: list[ByHand], out: Path) -> Iterator[None]:
 
 
 def own_seconds() -> float:
-    """CPU time of this process and of its workers."""
+    """Return the CPU time of this process and of its workers."""
     workers = (child.cpu_times() for child in psutil.Process().children(recursive=True))
     return time.process_time() + sum(times.user + times.system for times in workers)
 
 
 def count(batches: Iterator[None], out: Path, samples: Callable[[], int]) -> float:
-    """CPU seconds of a sample, of which so many are done."""
+    """Return the CPU seconds per sample, measured between the files `count` and `stop`; `samples` returns the samples done."""
     moment = time.monotonic() + WARM_UP_SECONDS
     while time.monotonic() < moment:
         next(batches)
@@ -79,13 +79,13 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, required=True, help="processes that train")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as trainers do: what that saves is no matter of sharing
+    keep_freed_memory()  # as trainers do, so that it makes no difference between the sides
     parts = ["P", *(f"T{trainer}" for trainer in range(options.trainers))]
-    # Forked: everything is imported once, as it is in a run.
+    # Forked, so that everything is imported once, as in a run.
     parent = os.getpid()
     part = next((name for name in parts if os.fork() == 0), None)
     if part is None:
-        # Where one has failed the others are not waited for.
+        # If one part has failed, do not wait for the others.
         sys.exit(next((code for _ in parts if (code := os.waitstatus_to_exitcode(os.wait()[1]))), 0))
     die_with_parent(parent)
     if part == "P":

@@ -1,9 +1,10 @@
-"""The sides of `sharing.py`: `argosy run` by every pipeline, beside P and T by hand, measured in its steady state.
+"""The sides of `sharing.py`: `argosy run` with every pipeline, beside P and T by hand, measured in its steady state.
 
-A run is measured between two marks, which are so many ended epochs, and ended by force at the second one: between them
-lies nothing of start-up, planning and end. It counts what it prepares and trains between them, as more may be prepared ahead
-at one mark than at the other. From the first mark on, the run and those who work alone (`sharing_alone.py`) take turns of
-half a second, each held while the other works: what the machine has more or less of at one time than at another, both have.
+A run is measured between two marks, which are numbers of ended epochs, and killed at the second one, so that nothing of
+start-up, planning and end lies between them. It counts what it prepares and trains between the marks, since it may have
+prepared further ahead at one mark than at the other. From the first mark on, the run and P and T alone
+(`sharing_alone.py`) take turns of half a second, each held while the other works, so that changes of the machine's
+speed affect both.
 """
 
 import json
@@ -38,11 +39,11 @@ __all__ = [
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 NODES = 4
-"""Most nodes that members are spread over."""
+"""The most nodes that members are spread over."""
 BLOCK = 192
 """Samples of a block: about half of what Argosy itself would take, so that an epoch has more blocks than a ring has slots."""
 DEMANDS = {"light": 0.1, "middle": 0.4, "heavy": 0.75}
-"""Name -> a member's own training over preparation, about: what lengths of runs are chosen by."""
+"""Name -> a member's own training over preparation, approximately; lengths of runs are chosen by it."""
 POLL_SECONDS = 0.01
 TURN_SECONDS = 0.5
 ENDED = '"event": "SectionEnded"'
@@ -53,18 +54,18 @@ class Work:
     """What a side does."""
 
     folder: Path
-    """Holds train/ and tensors.pt."""
+    """The folder that holds train/ and tensors.pt."""
     samples: int
     demand: str
-    """Of `DEMANDS`, or ``stripped``."""
+    """One of `DEMANDS`, or ``stripped``."""
     members: int
     at_once: int
     """Members that train at a time."""
     counted: int
-    """Epochs of members that lie between the marks."""
+    """Epochs of members between the marks."""
 
     def environment(self, counts: Path) -> dict[str, str]:
-        """For `sharing_study.py`, with the folder of its counts."""
+        """Return the environment for `sharing_study.py`, with the folder of its counts."""
         return {
             "SHARING_COUNTS": str(counts),
             "SHARING_FOLDER": str(self.folder),
@@ -77,12 +78,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alone:
-    """CPU seconds of an epoch, each part for itself."""
+    """CPU seconds of an epoch, each part alone."""
 
     preparing: float
     """P."""
     training: float
-    """T, of all members."""
+    """T of all members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +91,11 @@ class Side:
     """One run in its steady state, between two marks."""
 
     cpu_seconds: float
-    """Of all processes together."""
+    """CPU time of all processes together."""
     wall_seconds: float
-    """Without the turns of others."""
+    """Wall time without the turns of others."""
     preparations: float
-    """Passes over all samples in which they were prepared."""
+    """How often all samples were prepared."""
     epochs: float
     """Epochs of all members that were trained."""
     alone: Alone | None
@@ -107,14 +108,14 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """Processes that prepare and that train, at the same time."""
+    """Numbers of processes that prepare and that train at the same time."""
 
     loaders: int
     trainers: int
 
 
 def shape_of(side: str, members: int) -> Shape:
-    """As ``argosy run`` has it: a trainer a device, on each preparing node as many loader workers as it has cores."""
+    """Return the processes of ``argosy run``: a trainer per device, and on each preparing node as many loader workers as cores."""
     if side in ("none", "local"):
         return Shape(loaders=CORES, trainers=min(members, CORES))
     nodes = min(members, NODES)
@@ -123,9 +124,9 @@ def shape_of(side: str, members: int) -> Shape:
 
 
 def pipelines(members: int) -> dict[str, list[str]]:
-    """Name -> flags of ``argosy run``: a pipeline per member, one on one node, and those that nodes share.
+    """Return the flags of ``argosy run`` by name: a pipeline per member, one on one node, and those that nodes share.
 
-    With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
+    There are as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
     """
     nodes, devices = min(members, NODES), f"cpu:{min(members, CORES)}"
     runs = {
@@ -141,7 +142,7 @@ def pipelines(members: int) -> dict[str, list[str]]:
 
 
 def by_argosy(work: Work, flags: Sequence[str], *, beside: Shape | None = None) -> Side:
-    """``argosy run``, in turns with P and T in processes of this shape."""
+    """Run ``argosy run``, in turns with P and T in processes of this shape."""
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
         folder = Path(name)
         command = [sys.executable, "-m", "argosy", "run", str(HERE / "sharing_study.py"), "--dir", str(folder / "run")]
@@ -176,12 +177,12 @@ def by_argosy(work: Work, flags: Sequence[str], *, beside: Shape | None = None) 
 
 
 def _figures(tree: Tree, folder: Path) -> tuple[float, int, int]:
-    """CPU seconds so far, and samples prepared and trained on."""
+    """Return the CPU seconds so far, and the samples prepared and trained on."""
     return tree.cpu_seconds(), tally.total(folder / "counts" / "prepared"), tally.total(folder / "counts" / "trained")
 
 
 def _work_until(journal: Path, epochs: int, tree: Tree, others: Tree | None) -> float:
-    """Let a run work until so many epochs have ended, in turns with others; the seconds of its own turns."""
+    """Let a run work until so many epochs have ended, in turns with others; return the seconds of its own turns."""
     worked, began = 0.0, time.perf_counter()
     while not journal.exists() or journal.read_text().count(ENDED) < epochs:
         tree.check()
@@ -199,7 +200,7 @@ def _work_until(journal: Path, epochs: int, tree: Tree, others: Tree | None) -> 
 
 @contextmanager
 def _alone(work: Work, shape: Shape | None, folder: Path) -> Iterator[Tree | None]:
-    """Those who work alone, warm and held."""
+    """Yield P and T in processes of their own, warm and held."""
     if shape is None:
         yield None
         return
@@ -212,7 +213,7 @@ def _alone(work: Work, shape: Shape | None, folder: Path) -> Iterator[Tree | Non
 
 
 def _count(work: Work, shape: Shape, others: Tree, folder: Path) -> Alone:
-    """What they took."""
+    """Return what P and T took."""
     (folder / "stop").touch()
     others.go_on()
     parts = [folder / "P.json", *(folder / f"T{trainer}.json" for trainer in range(shape.trainers))]

@@ -1,8 +1,8 @@
 """The study of `sharing.py`: members of one structure that differ in learning rate and seed, as in SC'18.
 
-The demands are such that a member's own training takes about 0.1, 0.4 and 0.75 of what preparing takes, as the limits of
-SC'18's Fig 10 say of Alexnet, Inception and VGG-A. A stripped member trains nothing, it takes each block as it comes:
-peak(n), and idle consumers. All processes count what they have prepared and trained.
+With the three demands, a member's own training takes about 0.1, 0.4 and 0.75 of the time of preparing, as the limits of
+SC'18's Fig 10 imply for Alexnet, Inception and VGG-A. A stripped member trains nothing: it takes each block as it
+comes, for peak(n) and idle consumers. All processes count what they have prepared and trained.
 """
 
 import os
@@ -30,18 +30,18 @@ TRAINED = Path(os.environ["SHARING_COUNTS"]) / "trained"
 
 WIDTHS = {"light": 16, "middle": 44, "heavy": 70}
 MOVED_EVERY, HELD, LARGEST_STEP = 8, 8, 2**17
-"""Samples decoded in the same buffers; pieces of the heap that lie between, and their bytes at most."""
+"""Samples decoded in the same buffers; pieces of the heap between buffers, and the most bytes of a piece."""
 DRAW = random.Random(0)
-"""Not that of the samples."""
+"""A generator apart from that of the samples."""
 STRIPPED = DEMAND == "stripped"
 
 
 class Counted(Photographs):
-    """Photographs that count how many of them were prepared, and move the buffers that they are decoded in.
+    """Photographs that count how many of them were prepared, and move the buffers in which they are decoded.
 
-    A process decodes an eighth faster or slower than another one, for as long as it lives: it takes and frees the same
-    buffers again and again, and how fast that goes depends on where these lie. What one accident would decide, for all
-    loader workers of a run at once, since they are forked from one process, is here the mean of many.
+    Otherwise a process would decode up to an eighth faster or slower than another for its whole life: it allocates and
+    frees the same buffers again and again, and the speed depends on where they lie. All loader workers of a run are
+    forked from one process and would share the same accident. Moving the buffers averages over many.
     """
 
     def __init__(self, folder: Path, *, train: bool) -> None:
@@ -63,14 +63,14 @@ def count_rows(module: nn.Module, inputs: tuple[Tensor]) -> None:
 
 
 def counted(width: int) -> nn.Module:
-    """A network that counts."""
+    """Return a network that counts its samples."""
     model = plain(width)
     model.register_forward_pre_hook(count_rows)
     return model
 
 
 def touch(model: Any, batch: Any) -> Tensor:
-    """A training step that has a gradient, and no work."""
+    """Take a training step that has a gradient but does no work."""
     tally.add(TRAINED, len(batch[0]))
     return model.weight.sum()
 

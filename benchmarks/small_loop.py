@@ -1,7 +1,7 @@
-"""The hand-written side of `conversation.py` and `crews.py`: one loop that steps every network, without a line of Argosy.
+"""The hand-written side of `conversation.py` and `crews.py`: one loop that steps every network, without Argosy.
 
-Each member trains on its own list of stream epochs, in the published orders and under the published seeds, so that it must
-end with the same weights; files are written at the moments that it is told.
+Each member trains on its own list of stream epochs, in the published orders and under the published seeds, so that it
+must end with the same weights; files are written at given moments.
 """
 
 import json
@@ -46,7 +46,7 @@ class Trained:
         return sum(torch.stack(losses).tolist()) / samples
 
     def save(self, folder: Path, *, sync: bool) -> None:
-        """A file of the model and its optimizer; with `sync` it is on the disk then."""
+        """Write a file of the model and its optimizer; with `sync` wait until it is on disk."""
         path = folder / f"{self.name}.pt"
         unfinished = path.with_suffix(".new")
         with unfinished.open("wb") as file:
@@ -66,7 +66,7 @@ def train(
     folder: Path,
     sync: bool,
 ) -> dict[str, Any]:
-    """Members by name, each with its stream epochs; after those of `saves`, these are saved. Returns what it took."""
+    """Train members by name, each on its stream epochs, and save members after the epochs of `saves`; return what it took."""
     members = {name: Trained(name) for name in epochs}
     x, y = table(samples, seed=1)
     passes = {"val": table(val, seed=2)}

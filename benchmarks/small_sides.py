@@ -1,4 +1,4 @@
-"""Both sides of `conversation.py` and `crews.py` as processes of their own, and whether they ended with equal weights."""
+"""Both sides of `conversation.py` and `crews.py` as processes of their own, and the check that they end with equal weights."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 class Ship:
-    """An Argosy run in a process of its own: a script beside this file, and what it is told."""
+    """An Argosy run in a process of its own: a script beside this file, with its instructions."""
 
     def __init__(self, script: str, told: Mapping[str, Any], out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Ship:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def end(self) -> dict[str, Any]:
-        """Wait for it; returns what it measured."""
+        """Wait for the run to end, and return what it measured."""
         if self.process.wait() != 0:
             raise RuntimeError(f"a run ended with {self.process.returncode}: {self._output.read_text()[-3000:]}")
         found: dict[str, Any] = json.loads(self._found.read_text())
@@ -47,12 +47,12 @@ class Ship:
 
     @property
     def state(self) -> RunState:
-        """The fold of its journal."""
+        """The state according to its journal."""
         return RunState.of(read_journal(self.directory))
 
 
 def lists_of(state: RunState) -> dict[str, list[int]]:
-    """The stream epochs of each member, as journaled; where an epoch has sections, its first counts."""
+    """Return the stream epochs of each member, as journaled; if an epoch has sections, its first counts."""
     return {name: [row.stream_epoch for row in one.sections if row.section == 0] for name, one in state.members.items()}
 
 
@@ -65,7 +65,7 @@ def loop(
     saves: Mapping[int, Sequence[str]] | None = None,
     sync: bool = False,
 ) -> dict[str, Any]:
-    """The plain loop in a process of its own; returns what it measured."""
+    """Run the plain loop in a process of its own, and return what it measured."""
     (out / "files").mkdir(parents=True, exist_ok=True)
     told = {"epochs": epochs, "samples": samples, "val": val, "saves": saves or {}, "sync": sync}
     (out / "told.json").write_text(json.dumps({**told, "folder": str(out / "files")}))
@@ -75,16 +75,16 @@ def loop(
 
 
 def weights_of(directory: Path, name: str) -> str:
-    """The sum of a member's last weights."""
+    """Return the checksum of a member's last weights."""
     return weights_sum(torch.load(directory / "members" / name / "last.pt", weights_only=True)["model"])
 
 
 def check_weights(directory: Path, expected: Mapping[str, str]) -> None:
-    """Raise unless members ended with these weights, bit for bit, and the audit has nothing to say."""
+    """Raise unless members ended with these weights, bit for bit, and the audit finds nothing."""
     if found := audit(directory):
         raise AssertionError(f"the audit of {directory} found: {found[:3]}")
     for name, wanted in expected.items():
         if weights_of(directory, name) != wanted:
             raise AssertionError(
-                f"{name} in {directory} ended with other weights than in a plain loop: figures are void."
+                f"{name} in {directory} ended with different weights than in a plain loop: figures are void."
             )

@@ -1,6 +1,6 @@
-"""The members of `small_networks.py` as a study, and the one process that runs it: what `argosy.run` does, with judges.
+"""The members of `small_networks.py` as a study, and the process that runs it, as `argosy.run` does but with additional judges.
 
-It measures itself: what the driver's process and what all processes together have worked between two moments of the stream.
+It measures the work of the driver's process, and of all processes together, between two moments of the stream.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ __all__ = ["Gauge", "Moment", "member", "run", "study"]
 
 
 def member(name: str, **rest: Any) -> argosy.Member:
-    """One network; `rest` are fields of Member."""
+    """Return a member with one network; `rest` are fields of Member."""
     optimizer = partial(SGD, lr=learning_rate(name), momentum=0.9)
     return argosy.Member(name, model=network, optimizer=optimizer, batch_size=BATCH, **rest)
 
@@ -38,7 +38,7 @@ def member(name: str, **rest: Any) -> argosy.Member:
 def study(
     members: Sequence[argosy.Member], *, samples: int, val: int, epochs: float, sections: int = 1
 ) -> argosy.Study:
-    """These members over so many samples."""
+    """Return a study of these members on so many samples."""
     return argosy.Study(
         data=argosy.Data(arrays=table(samples, seed=1), val_arrays=table(val, seed=2)),
         members=members,
@@ -50,22 +50,22 @@ def study(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What was worked until then."""
+    """Time and work up to a moment."""
 
     wall: float
     """Unix time."""
     driver_seconds: float
-    """CPU time of this process, whatever its threads do."""
+    """CPU time of this process, all its threads included."""
     cpu_seconds: float
-    """CPU time of this process and all below it."""
+    """CPU time of this process and all its descendants."""
 
     @classmethod
     def here(cls) -> "Moment":
-        """This one."""
+        """Return the present moment."""
         process = psutil.Process()
         cpu = 0.0
         for one in (process, *process.children(recursive=True)):
-            # It may end at any moment.
+            # A process may end at any moment.
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = one.cpu_times()
                 cpu += times.user + times.system
@@ -74,12 +74,12 @@ class Moment:
 
 @dataclass(kw_only=True, slots=True)
 class Gauge:
-    """A view that notes when the first member began and when all had ended."""
+    """A view that records when the first member began and when all had ended."""
 
     count: int
     """Members that are to end."""
     act: Callable[[Event], None] = lambda event: None
-    """Called with whatever a worker says."""
+    """Called with every event of a worker."""
     poll: Callable[[], None] = lambda: None
     """Called in every round of the driver."""
     begun: Moment | None = None
@@ -112,7 +112,7 @@ class Gauge:
         """See `View.end`."""
 
     def figures(self) -> dict[str, Any]:
-        """For another process."""
+        """Return the figures as JSON for another process."""
         return {name: asdict(moment) for name in ("begun", "started", "ended") if (moment := getattr(self, name))}
 
 
@@ -126,7 +126,7 @@ def run(
     at_rest: Collection[Event] = (),
     opened: Callable[[Workers], None] = lambda workers: None,
 ) -> None:
-    """What `argosy.api.run` does, with judges; `at_rest` is journaled where the run is new, `opened` may look at the workers."""
+    """Run a study as `argosy.api.run` does, with judges; `at_rest` is journaled if the run is new, `opened` gets the workers."""
     directory.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.closing(Processes()) as launcher,

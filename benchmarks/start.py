@@ -1,4 +1,4 @@
-"""How long until the first training step of ``argosy run``, and what one more small member adds."""
+"""Measures the time until the first training step of ``argosy run``, and what one more small member adds."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ FEW, MANY = 4, 68
 
 
 def seconds_to_start(count: int) -> tuple[float, float]:
-    """Seconds from the command to the first and to the last member's first step."""
+    """Return the seconds from the command to the first and to the last member's first step."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "study.py").write_text(STUDY.format(count=count))
         command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", "run", "--json"]
@@ -43,7 +43,7 @@ def seconds_to_start(count: int) -> tuple[float, float]:
 
 @functools.cache
 def construction() -> float:
-    """Seconds to build one such member's network and optimizer, twice (once to measure it, once to train it)."""
+    """Return the seconds to build one such member's network and optimizer, in a process that has built them once."""
     program = STUDY.format(count=64) + "import time\nfor m in members: m.optimizer(m.model().parameters())\n"
     program += "t = time.perf_counter()\nfor m in members: m.optimizer(m.model().parameters())\n"
     program += "print((time.perf_counter() - t) / 64)"

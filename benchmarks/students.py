@@ -1,8 +1,9 @@
-"""A student beside the ensemble that it learnt from: loss on test samples that neither has seen, and seconds to predict these.
+"""Compares a student with the ensemble that taught it: loss on test samples that neither has seen, and seconds to predict these.
 
-Five data sets that packages ship or make, as in `steered.py`, several seeds each: the ensemble of the best unlike members, and one network that
-`argosy.distill` taught. An ensemble that is chosen greedily may be of one small member, of whose time no network has a quarter. Both are timed on all test samples at once, by turns on one thread, by seconds of that thread: a call that takes longer than
-the system's time slice would else be charged for its neighbours.
+There are five data sets, as in `steered.py`, with several seeds each: the ensemble of the best of unlike members, and
+one network that `argosy.distill` taught. (A greedily chosen ensemble may consist of one small member; no network
+predicts in a quarter of its time.) Both are timed on all test samples at once, in turn on one thread, by the CPU time
+of that thread: the wall time of a call longer than the system's time slice would include other processes.
 """
 
 import math
@@ -29,7 +30,7 @@ MOST_LOSS, MOST_SECONDS = 1.02, 0.25
 
 
 def student(samples: Arrays, classes: int, steps: int, width: int) -> argosy.Member:
-    """One hidden layer, whose rate falls to zero at the last step, with averaged weights."""
+    """Return a network with one hidden layer, averaged weights, and a learning rate that falls to zero at the last step."""
     return argosy.Member(
         "student",
         model=partial(mlp, samples[0].shape[1], classes or 1, width=width, depth=1, dropout=0.0),
@@ -43,14 +44,14 @@ def student(samples: Arrays, classes: int, steps: int, width: int) -> argosy.Mem
 
 
 def loss(predicted: Tensor, y: Tensor) -> float:
-    """Squared error of numbers, or the negative log-likelihood of probabilities."""
+    """Return the squared error of numbers, or the negative log-likelihood of probabilities."""
     if y.is_floating_point():
         return float((predicted - y).pow(2).mean())
     return float(-predicted.gather(1, y[:, None]).clamp(min=1e-12).log().mean())
 
 
 def seconds(networks: Sequence[nn.Module], x: Tensor) -> list[float]:
-    """Of each network, the median of several predictions, by turns."""
+    """Return the median of several predictions' seconds for each network, in turn."""
     found: list[list[float]] = [[] for _ in networks]
     with torch.no_grad():
         for _ in range(TIMES):
@@ -62,7 +63,7 @@ def seconds(networks: Sequence[nn.Module], x: Tensor) -> list[float]:
 
 
 def compared(name: str, seed: int, options: Any) -> dict[str, Any]:
-    """One data set and seed: losses on test samples and seconds, of the student and of its ensemble."""
+    """Return the losses on test samples, and the seconds, of the student and of its ensemble on one data set with one seed."""
     classes = SETS[name][1]
     samples, val, test = parts(name, seed)
     study = argosy.Study(
@@ -107,13 +108,15 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--members", type=int, default=MEMBERS)
     parser.add_argument(
-        "--top", type=int, default=8, help="teach by so many of the best members; with 0 they are chosen greedily"
+        "--top", type=int, default=8, help="number of best members that teach; with 0 they are chosen greedily"
     )
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a student, at least")
-    parser.add_argument("--width", type=int, default=WIDTH, help="hidden units of a student")
+    parser.add_argument("--steps", type=int, default=STEPS, help="least steps of a student")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden units of the student")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--weight", type=float, default=1.0, help="of the teacher in the student's loss")
-    parser.add_argument("--no-mix", dest="mix", action="store_false", help="learn from the samples alone")
+    parser.add_argument("--weight", type=float, default=1.0, help="weight of the teacher in the student's loss")
+    parser.add_argument(
+        "--no-mix", dest="mix", action="store_false", help="learn from the samples only, without mixing them"
+    )
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,10 @@
-"""One line of `argosy.Classifier` or `argosy.Regressor` beside scikit-learn's HistGradientBoosting and MLP at their defaults, on ten tables.
+"""Compares one line of `argosy.Classifier` or `argosy.Regressor` with scikit-learn's HistGradientBoosting and MLP at their defaults, on ten tables.
 
-Nine tables come with scikit-learn and statsmodels; the tenth is made by scikit-learn's `make_friedman1`, with noise, words and missing
-numbers. Rivals get words as one column each and, as MLP takes no missing numbers, the median for these. Each table is split three times, by another seed;
-in a split each is ranked by its loss on the quarter that none was trained on, log loss or squared error, and a mean rank is over all splits.
-The seconds are of fitting, in turns, on whatever else the machine does.
+Nine tables come with scikit-learn and statsmodels; the tenth is made by scikit-learn's `make_friedman1`, with noise,
+words and missing numbers. Rivals get words as one column each, and MLP, which takes no missing numbers, gets the median
+for these. Each table is split three times with different seeds. In each split, sides are ranked by their loss (log loss
+or squared error) on the quarter that none was trained on; a mean rank is over all splits. The seconds are of fitting,
+in turn, with whatever else the machine does.
 """
 
 import statistics
@@ -34,7 +35,7 @@ SIDES = ("argosy", "boosting", "mlp")
 
 
 def tables() -> Iterator[tuple[str, pd.DataFrame, Any]]:
-    """Name, columns and targets; targets that are floats are numbers to predict."""
+    """Yield name, columns and targets of each table; a table with float targets is a regression."""
     for load in (datasets.load_iris, datasets.load_wine, datasets.load_breast_cancer, datasets.load_digits):
         found = load(as_frame=True)
         yield load.__name__.removeprefix("load_"), found.data, found.target.to_numpy()
@@ -56,7 +57,7 @@ def tables() -> Iterator[tuple[str, pd.DataFrame, Any]]:
 
 
 def friedman() -> tuple[pd.DataFrame, Any]:
-    """A table with words and missing numbers."""
+    """Return a table with words and missing numbers."""
     x, y = datasets.make_friedman1(1500, n_features=8, noise=1.0, random_state=0)
     table, random = pd.DataFrame(x).add_prefix("x"), np.random.RandomState(0)
     table["x3"] = np.array(["low", "middle", "high"])[np.digitize(x[:, 3], [0.3, 0.7])]
@@ -64,7 +65,7 @@ def friedman() -> tuple[pd.DataFrame, Any]:
 
 
 def rival(estimator: Any) -> Any:
-    """Behind what it needs to be given such a table."""
+    """Return the estimator behind the preprocessing that it needs for such a table."""
     words = make_column_selector(dtype_include=["object", "str"])
     numbers = make_column_selector(dtype_include="number")
     encode = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
@@ -73,7 +74,7 @@ def rival(estimator: Any) -> Any:
 
 
 def sides(classes: bool, seed: int) -> dict[str, Any]:
-    """The three, at their defaults."""
+    """Return the three sides at their defaults."""
     if classes:
         boosting, mlp = HistGradientBoostingClassifier(random_state=seed), MLPClassifier(random_state=seed)
         return {"argosy": argosy.Classifier(random_state=seed), "boosting": rival(boosting), "mlp": rival(mlp)}
@@ -82,13 +83,13 @@ def sides(classes: bool, seed: int) -> dict[str, Any]:
 
 
 def measured(fit: Callable[[], Any]) -> tuple[Any, float]:
-    """What was fitted, and the seconds."""
+    """Return what was fitted, and the seconds."""
     began = time.perf_counter()
     return fit(), time.perf_counter() - began
 
 
 def split(x: pd.DataFrame, y: Any, seed: int) -> dict[str, dict[str, float]]:
-    """Losses and seconds of each side on one split."""
+    """Return losses and seconds of each side on one split."""
     classes = y.dtype.kind != "f"
     parts = train_test_split(x, y, test_size=0.25, random_state=seed, stratify=y if classes else None)
     found, names = {}, list(SIDES)

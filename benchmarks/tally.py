@@ -1,4 +1,4 @@
-"""Counts that many processes keep, each in a file of its own that it maps, and that one may read at any moment."""
+"""Counts kept by many processes, each in a mapped file of its own, so that any process may read them at any moment."""
 
 import mmap
 import os
@@ -8,7 +8,7 @@ __all__ = ["add", "own", "total"]
 
 BYTES = 8
 _cells: dict[tuple[Path, int], memoryview] = {}
-"""By folder and process: a forked child has those of its parent too, and makes its own."""
+"""By folder and process: a forked child also has its parent's cells, and makes its own."""
 
 
 def add(folder: Path, number: int) -> None:
@@ -24,11 +24,11 @@ def add(folder: Path, number: int) -> None:
 
 
 def own(folder: Path) -> int:
-    """The count of this process."""
+    """Return the count of this process."""
     cell = _cells.get((folder, os.getpid()))
     return 0 if cell is None else int(cell[0])
 
 
 def total(folder: Path) -> int:
-    """The counts of all processes, also of those that have ended."""
+    """Return the sum over all processes, including those that have ended."""
     return sum(int.from_bytes(file.read_bytes(), "little") for file in folder.glob("*"))

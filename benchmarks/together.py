@@ -1,9 +1,9 @@
-"""Eight small networks on a decode-heavy image set: Argosy against what users write today.
+"""Eight small networks on a decode-heavy image set: compares Argosy with what users write today.
 
 Sides: (a) one script per member, one after another; (b) the same scripts, as many at a time as cores; (c) one
-hand-written loop over one DataLoader that steps every model; (d) Argosy. Each side is a command of its own, or several,
-and does the same work: equal epochs, last batches, validation, a checkpoint per epoch, and, by the published orders and
-seeds, the same arithmetic: the figures count only if all sides end with equal losses and equal weights. P is one
+hand-written loop over one DataLoader that steps every model; (d) Argosy. Each side is one command or several, and does
+the same work: equal epochs, last batches, validation and a checkpoint per epoch, and, by the published orders and
+seeds, the same arithmetic. The figures count only if all sides end with equal losses and equal weights. P is one
 preparation pass (the DataLoader alone), T the members' own training on prepared tensors, both with every core busy.
 """
 
@@ -41,7 +41,7 @@ class Work:
     """What every side does."""
 
     folder: Path
-    """Holds train/, val/ and tensors.pt."""
+    """The folder that holds train/, val/ and tensors.pt."""
     lengths: dict[str, int]
     epochs: int
     batch: int = BATCH
@@ -62,7 +62,7 @@ class Outcome:
     last: float
     """Unix time after the last validation and checkpoint."""
     startup_cpu_seconds: float
-    """CPU time before the first step, of the processes that train; 0 where it is not known."""
+    """CPU time before the first step, of the processes that train; 0 if it is not known."""
     results: dict[str, tuple[float, str]]
     """Member -> last validation loss, SHA-256 of its last weights."""
 
@@ -73,14 +73,14 @@ class Outcome:
 
     @property
     def steps_seconds(self) -> float:
-        """From the first step to the last."""
+        """Seconds from the first step to the last."""
         return self.last - self.first
 
 
 def by_hand(
     work: Work, out: Path, groups: list[list[str]], *, at_once: int, tensors: bool = False, flags: Sequence[str] = ()
 ) -> Outcome:
-    """One process of the hand-written loop for each group of members."""
+    """Run one process of the hand-written loop for each group of members."""
     command = [sys.executable, str(HERE / "together_loop.py"), str(work.folder), str(out)]
     command += ["--epochs", str(work.epochs), "--batch", str(work.batch), *(["--tensors"] if tensors else []), *flags]
     commands = [[*command, "--members", *group] for group in groups]
@@ -99,7 +99,7 @@ def by_hand(
 def by_argosy(
     work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False, numerics: str = "exact"
 ) -> Outcome:
-    """``argosy run`` with so many CPU devices."""
+    """Run ``argosy run`` with so many CPU devices."""
     command = [sys.executable, "-m", "argosy", "run", str(HERE / "together_study.py")]
     command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--numerics", numerics, "--json"]
     environment = {
@@ -142,7 +142,7 @@ MEANING = {
 
 
 def weights_sum(path: Path) -> str:
-    """SHA-256 over the tensors of the model in a checkpoint."""
+    """Return the SHA-256 of the tensors of a checkpoint's model."""
     digest = hashlib.sha256()
     for tensor in torch.load(path, weights_only=True)["model"].values():
         digest.update(tensor.contiguous().numpy().tobytes())
@@ -150,7 +150,7 @@ def weights_sum(path: Path) -> str:
 
 
 def one_round(work: Work, folder: Path, number: int, sides: list[str]) -> dict[str, Outcome]:
-    """Every side once, each round beginning with another one."""
+    """Run every side once, beginning with another one in each round."""
     turn = number % len(sides)
     outcomes = {}
     for side in [*sides[turn:], *sides[:turn]]:
@@ -177,7 +177,7 @@ def check_equal(outcomes: dict[str, Outcome]) -> None:
 
 
 def bytes_per_member(work: Work, folder: Path) -> float:
-    """Peak memory that one more member costs, from runs of one epoch with one member and with all.
+    """Return the peak memory that one more member costs, from runs of one epoch with one member and with all.
 
     The one is the member whose step needs most memory: members on one device take their steps one after another.
     """
@@ -208,7 +208,7 @@ def prepare(folder: Path, seconds: float) -> Work:
 
 
 def _seconds_per_sample(trial: Path) -> float:
-    """Preparing a sample, and stepping every member on it with freed memory kept; the fastest of some passes."""
+    """Return the seconds to prepare a sample and step every member on it with freed memory kept, in the fastest of some passes."""
     keep_freed_memory()
     dataset = Photographs(trial, train=True)
     members = [Trained(name) for name in NAMES]
@@ -225,7 +225,7 @@ def _pass_seconds(dataset: Photographs, members: list[Trained]) -> float:
 
 
 def targets_of(rounds: list[dict[str, Outcome]], memory_shares: list[float], seconds: float) -> list[dict[str, Any]]:
-    """What must hold, each side against the others of its own round."""
+    """Return what must hold, each side against the others of its own round."""
 
     def each(figure: Callable[[dict[str, Outcome]], float]) -> list[float]:
         return [figure(one) for one in rounds]
@@ -262,14 +262,14 @@ def targets_of(rounds: list[dict[str, Outcome]], memory_shares: list[float], sec
 
 
 def share_of_limit(outcomes: dict[str, Outcome]) -> float:
-    """How much of the possible advantage over one script per member was reached."""
+    """Return the share that was reached of the possible advantage over one script per member."""
     preparing, training = outcomes["P"].work_cpu_seconds, outcomes["T"].work_cpu_seconds
     limit = (len(NAMES) * preparing + training) / (preparing + training)
     return outcomes["a"].cost.wall_seconds / outcomes["d2"].cost.wall_seconds / limit
 
 
 def figures_of(rounds: list[dict[str, Outcome]]) -> dict[str, Any]:
-    """Medians of each side; printed as well."""
+    """Return the medians of each side, and print them."""
     figures: dict[str, Any] = {}
     for side in rounds[0]:
         walls = [one[side].cost.wall_seconds for one in rounds]
@@ -289,7 +289,7 @@ def figures_of(rounds: list[dict[str, Outcome]]) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the shortest side")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, help="only these, without targets: for development")
+    parser.add_argument("--sides", nargs="*", choices=SIDES, help="only these sides, without targets, for development")
     options = parser.parse_args()
     print(f"{hardware()}; every training process uses one torch thread")
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""The hand-written sides of `together.py`: plain PyTorch as a careful user writes it, without a line of Argosy.
+"""The hand-written sides of `together.py`: plain PyTorch as a careful user writes it, without Argosy.
 
-One loop over one DataLoader that steps every model it is given. With one model it is the script that is started once
-per member; with none it is a preparation pass alone; over tensors instead of a DataLoader it is training alone. Orders
-and seeds are the published ones (docs/internals/stream.md), so that every side must end with the same weights.
+It is one loop over one DataLoader that steps every model it is given. With one model it is the script that is started
+once per member; with none it is a preparation pass alone; over tensors instead of a DataLoader it is training alone.
+Orders and seeds are the published ones (docs/internals/stream.md), so that every side must end with the same weights.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SPLITS = ("train", "val")
 
 
 def mix64(value: int) -> int:
-    """The finalizer of splitmix64."""
+    """Return the finalizer of splitmix64."""
     value = (value + 0x9E3779B97F4A7C15) % WORD
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
@@ -54,7 +54,7 @@ class Seeded(Dataset[Any]):
 
 
 class Order(Sampler[tuple[int, int]]):
-    """Keys of one epoch after another: training samples shuffled, validation samples as they are."""
+    """The keys of one epoch after another: training samples shuffled, validation samples in order."""
 
     def __init__(self, length: int, split: str) -> None:
         self.length, self.split, self.epoch = length, split, 0
@@ -83,7 +83,7 @@ class Trained(ByHand):
 
 
 def perturb(models: Iterable[nn.Module]) -> None:
-    """Move every weight to the next number up: what becomes of that is what rounding does."""
+    """Move every weight to the next larger number, to see what rounding does."""
     with torch.no_grad():
         for model in models:
             for weight in model.parameters():
@@ -91,7 +91,7 @@ def perturb(models: Iterable[nn.Module]) -> None:
 
 
 def train(members: list[Trained], passes: dict[str, Iterable[Any]], epochs: int, folder: Path) -> dict[str, Any]:
-    """Every epoch: step on all batches, validate, save. Returns times, and each member's last validation loss."""
+    """Step on all batches of every epoch, validate and save; return times, and each member's last validation loss."""
     first, startup = None, 0.0
     for _ in range(epochs):
         for member in members:
@@ -127,13 +127,13 @@ class Batches:
 
 
 def passes_length(batches: Any) -> int:
-    """Samples in one pass."""
+    """Return the samples in one pass."""
     samples: Any = batches.dataset if isinstance(batches, DataLoader) else batches.tensors[0]
     return len(samples)
 
 
 def loader(dataset: Photographs, split: str, workers: int, batch_size: int) -> DataLoader[Any]:
-    """A DataLoader whose workers live as long as the run."""
+    """Return a DataLoader whose workers live as long as the run."""
     order = Order(len(dataset), split)
     return DataLoader(
         Seeded(dataset, split), batch_size=batch_size, sampler=order, num_workers=workers, persistent_workers=True
@@ -142,17 +142,17 @@ def loader(dataset: Photographs, split: str, workers: int, batch_size: int) -> D
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where train/ and val/ are, and tensors.pt")
+    parser.add_argument("folder", type=Path, help="folder of train/, val/ and tensors.pt")
     parser.add_argument("out", type=Path, help="folder for checkpoints and the results")
     parser.add_argument("--members", nargs="*", default=[], choices=NETWORKS)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--tensors", action="store_true", help="train on prepared tensors")
     parser.add_argument(
-        "--perturbed", action="store_true", help="begin with weights in the next place that they could have"
+        "--perturbed", action="store_true", help="begin with each weight moved to the next larger number"
     )
     options = parser.parse_args()
-    # Several processes share the cores; and what a convolution computes depends on its number of threads.
+    # Several processes share the cores, and what a convolution computes depends on its number of threads.
     torch.set_num_threads(1)
     passes: dict[str, Iterable[Any]]
     if options.tensors:

@@ -1,4 +1,4 @@
-"""The study of `together.py`: the same files, networks, orders and seeds as the hand-written sides."""
+"""The study of `together.py`: the same files, networks, orders and seeds as on the hand-written sides."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What a search costs for each trial beside the training: our own CPU time, and apart from it the sampler's and the storage's.
+"""Measures a search's CPU time per trial beside the training: Argosy's own, and apart from it the sampler's and the storage's.
 
-Trials are of next to no work: one weight, one batch an epoch, one epoch each, all on one device in this process. What does not
-depend on the number of trials (imports, the first measuring) is taken out by a second search of fewer of them.
+Trials do next to no work: one weight, one batch an epoch, one epoch each, all on one device in this process. A second
+search of fewer trials is subtracted to remove what does not depend on their number (imports, the first measuring).
 """
 
 import tempfile
@@ -27,7 +27,7 @@ PARTS = {
 
 
 def build(parameters: dict[str, Any]) -> argosy.Member:
-    """One weight."""
+    """Return a member of one weight."""
     optimizer = partial(SGD, lr=parameters["lr"])
     return argosy.Member("one", model=partial(nn.Linear, 1, 1), optimizer=optimizer, batch_size=8, loss=nn.MSELoss())
 
@@ -51,7 +51,7 @@ def _timed(function: Callable[..., Any], part: str, spent: dict[str, float]) -> 
 
 
 def search(trials: int, spent: dict[str, float]) -> dict[str, float]:
-    """CPU seconds of one search, by part."""
+    """Return the CPU seconds of one search by part."""
     for part in PARTS:
         spent[part] = 0.0
     rows = torch.zeros(8, 1)
@@ -81,7 +81,7 @@ def main() -> None:
     spent = dict.fromkeys(PARTS, 0.0)
     watch(spent)
     figures: dict[str, list[float]] = {"own": [], **{part: [] for part in PARTS}}
-    search(options.trials // 5, spent)  # what a process does once would be in the first of the fewer trials alone
+    search(options.trials // 5, spent)  # otherwise the search of fewer trials would pay for what a process does once
     for _ in range(options.rounds):
         few, many = search(options.trials // 5, spent), search(options.trials, spent)
         for part, values in figures.items():

@@ -1,17 +1,19 @@
-"""Many heads on one frozen trunk: features computed once for all of them, against the trunk inside each member, and a loop by hand.
+"""Compares many heads on one frozen trunk, with features computed once for all, with the trunk inside each member and with a hand-written loop.
 
-The trunk is a small residual network on pictures of 3 x 32 x 32; heads are linear layers with learning rates of their own. Sides, by turns
-in one process on one device (launcher ``inline``), each with an empty cache:
+The trunk is a small residual network on pictures of 3 x 32 x 32; heads are linear layers with their own learning rates.
+The sides take turns in one process on one device (launcher ``inline``), each with an empty cache:
 
-* ``heads``: `argosy.data.features`, so that features are prepared once and kept; heads step as one program where that is faster.
-* ``again``: the same once more, which finds what was kept.
+* ``heads``: `argosy.data.features`, so that features are prepared once and cached; heads step as one program if that is
+  faster.
+* ``again``: the same once more, with the cached features.
 * ``one``, ``sixteen``: one head, and sixteen.
-* ``loop``: by hand, as people do it: features of all pictures first, in batches, then a loop that steps each head on each batch.
-* ``inside``: members whose networks are trunk and head, of which the trunk gets no gradient; few of them, for fewer epochs, since each step of each
-  runs the trunk. Their seconds are for so many members and epochs; those for as many as there are heads follow in proportion.
+* ``loop``: a hand-written loop, as people do it: first the features of all pictures, in batches; then a step of each
+  head on each batch.
+* ``inside``: members whose networks are trunk and head, without gradients for the trunk. They are few and train for
+  fewer epochs, since each step of each runs the trunk; the seconds for as many members as heads follow in proportion.
 
-Weights of heads are compared with those of members with the trunk inside (features of a sample in a batch are rounded as those alone or not,
-which is said), and with the loop's.
+Weights of heads are compared with the loop's, and with those of members with the trunk inside. There, the features of a
+sample may be rounded differently in a batch than alone, which is reported.
 """
 
 import os
@@ -35,7 +37,7 @@ HEADS, CLASSES, WIDTH, BATCH = 52, 10, 64, 50
 
 
 class Block(nn.Module):
-    """Two convolutions beside the identity."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class Block(nn.Module):
 
 
 def trunk() -> nn.Module:
-    """The same weights at each call; pictures ``[B, 3, 32, 32]`` -> features ``[B, 64]``."""
+    """Return the trunk, with the same weights at each call; it maps pictures ``[B, 3, 32, 32]`` to features ``[B, 64]``."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         layers = nn.Conv2d(3, WIDTH, 3, stride=2, padding=1), Block(WIDTH), Block(WIDTH), nn.AdaptiveAvgPool2d(1)
@@ -54,7 +56,7 @@ def trunk() -> nn.Module:
 
 
 class Inside(nn.Module):
-    """Trunk and head."""
+    """A network of trunk and head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ def rate(number: int) -> float:
 
 
 def trained(parameters: Any, lr: float) -> SGD:
-    """An optimizer of the weights that are trained."""
+    """Return an optimizer of the weights that are trained."""
     return SGD([weight for weight in parameters if weight.requires_grad], lr=lr)
 
 
@@ -85,7 +87,7 @@ def pictures(samples: int) -> TensorDataset:
 def by_argosy(
     data: Any, model: Callable[[], nn.Module], heads: int, epochs: int, cache: str
 ) -> tuple[float, dict[str, Tensor]]:
-    """Seconds, and the heads' weights by name."""
+    """Return the seconds, and the heads' weights by name."""
     os.environ["ARGOSY_CACHE"] = cache
     members = [
         argosy.Member(f"head-{n}", model=model, optimizer=partial(trained, lr=rate(n)), batch_size=BATCH)
@@ -100,7 +102,7 @@ def by_argosy(
 
 
 def by_hand(data: TensorDataset, epochs: int) -> tuple[float, dict[str, Tensor]]:
-    """The same of a loop that computes features first."""
+    """Return the same for a loop that computes features first."""
     torch.set_num_threads(1)
     began, network = time.perf_counter(), trunk()
     x, y = data.tensors
@@ -124,12 +126,12 @@ def by_hand(data: TensorDataset, epochs: int) -> tuple[float, dict[str, Tensor]]
 
 
 def difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """Largest difference of weights, of the heads of both."""
+    """Return the largest difference of weights, over the heads that both have."""
     return max(float((some[name] - others[name]).abs().max()) for name in some.keys() & others.keys())
 
 
 def one_round(samples: int, epochs: int, inside: int, inside_epochs: int) -> dict[str, float]:
-    """Seconds of each side, and differences."""
+    """Return the seconds of each side, and differences."""
     data = pictures(samples)
     head = partial(nn.Linear, WIDTH, CLASSES)
     features = argosy.data.features(data, trunk())
@@ -164,7 +166,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--inside", type=int, default=4, help="members with the trunk inside")
+    parser.add_argument("--inside", type=int, default=4, help="number of members with the trunk inside")
     options = parser.parse_args()
     print(hardware(), flush=True)
     rounds = []

@@ -1,12 +1,13 @@
-"""Unlike MLPs as one program, against as many alike ones as one, the same one after another, and padded to the widest and deepest.
+"""Compares unlike MLPs as one program with as many of one shape, with the same one after another, and padded to the widest and deepest.
 
-64 members with widths, depths, activations, dropout, optimizers and rates of their own, on one CPU thread and in interleaved rounds.
-"Alike" are 64 members of that width and depth which has as many weights as the unlike ones on average, with the same rates of dropout
-and the same optimizers, as Argosy's fused program steps them. "Grouped" is Argosy's program of unlike members, "one after another" what
-it does without. "Padded" is what TabPack does with PyTorch alone (`unlike_sides.py`), and keeps nothing of a step.
+64 members with their own widths, depths, activations, dropout, optimizers and rates run on one CPU thread in
+interleaved rounds. "Alike" are 64 members with the width and depth whose number of weights is nearest to the unlike
+ones' mean, with the same rates of dropout and the same optimizers, stepped by Argosy's fused program. "Grouped" is
+Argosy's program of unlike members, "one after another" what it does without that. "Padded" is what TabPack does, in
+PyTorch alone (`unlike_sides.py`); it keeps nothing of a step.
 
-Equality is checked in the same run, in float64: grouped members against the same alone, and padded ones without dropout, which draw
-otherwise.
+Equality is checked in the same run, in float64: grouped members against the same alone, and padded ones without
+dropout, since they draw other masks.
 """
 
 import itertools
@@ -38,7 +39,7 @@ WARM = 1
 
 
 class Shape(NamedTuple):
-    """What a member's network is made of."""
+    """The structure of a member's network."""
 
     width: int
     depth: int
@@ -47,13 +48,13 @@ class Shape(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """Numbers that it trains."""
+        """Weights that it trains."""
         inner = (self.depth - 1) * (self.width + 1) * self.width
         return (INPUTS + 1) * self.width + inner + (self.width + 1) * CLASSES
 
 
 def mlp(shape: Shape) -> nn.Module:
-    """Hidden layers of one width, each with activation and dropout."""
+    """Return hidden layers of one width, each with activation and dropout."""
     sizes = [INPUTS, *[shape.width] * shape.depth]
     hidden = [
         (nn.Linear(size, width), shape.activation(), nn.Dropout(shape.rate))
@@ -63,13 +64,13 @@ def mlp(shape: Shape) -> nn.Module:
 
 
 def unlike(widths: Sequence[int] = WIDTHS) -> list[Shape]:
-    """The members' shapes, drawn."""
+    """Return the members' shapes, drawn at random."""
     dice = random.Random(0)
     return [Shape(*map(dice.choice, (widths, DEPTHS, RATES, ACTIVATIONS))) for _ in range(MEMBERS)]  # type: ignore[arg-type]
 
 
 def alike(shapes: Sequence[Shape], widths: Sequence[int] = WIDTHS) -> list[Shape]:
-    """As many of one shape, which has as many weights as these on average."""
+    """Return as many members of one shape, whose number of weights is nearest to the mean of these."""
     mean = statistics.mean(shape.weights for shape in shapes)
     every = [Shape(width, depth, 0.0, nn.ReLU) for width in widths for depth in DEPTHS]
     nearest = min(every, key=lambda shape: abs(shape.weights - mean))
@@ -77,7 +78,7 @@ def alike(shapes: Sequence[Shape], widths: Sequence[int] = WIDTHS) -> list[Shape
 
 
 def optimizer(number: int, parameters: Any) -> Optimizer:
-    """Of a member, with numbers of its own."""
+    """Return a member's optimizer, with its own hyper-parameters."""
     lr = 1e-3 * (number % 16 + 1)
     made: list[Callable[[], Optimizer]] = [
         lambda: Adam(parameters, lr=lr),
@@ -88,7 +89,7 @@ def optimizer(number: int, parameters: Any) -> Optimizer:
 
 
 def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.float32, *, device: str = "cpu:0") -> Task:
-    """The members and their samples."""
+    """Return the members and their samples."""
     models = [partial(mlp, shape) for shape in shapes]
     task = Task(Workload(models=models, inputs=INPUTS, batch=batch, steps=STEPS, wanted={}), len(shapes), device, dtype)
     task.members = [replace(one, optimizer=partial(optimizer, n)) for n, one in enumerate(task.members)]
@@ -96,14 +97,14 @@ def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.floa
 
 
 def grouped(task: Task) -> Programs:
-    """All members as one program."""
+    """Return all members as one program."""
     return Programs(task, [Grouped.of(task.lives())])
 
 
 def seconds_of(side: Any, task: Task, epoch: int) -> float:
-    """Of the thread, for all steps of a round."""
+    """Return the CPU seconds of this thread for all steps of a round."""
     block = task.block(epoch)
-    assert block.sums  # made once for all members of a device
+    assert block.sums  # computed once for all members of a device
     side.prepare(epoch)
     began = time.thread_time()
     side.run(block)
@@ -111,7 +112,7 @@ def seconds_of(side: Any, task: Task, epoch: int) -> float:
 
 
 def rounds_of(batch: int, options: Namespace) -> Mapping[str, Sequence[float]]:
-    """Seconds of each side in each of the interleaved rounds."""
+    """Return the seconds of each side in each interleaved round."""
     shapes = unlike()
     different, same = task_of(shapes, batch), task_of(alike(shapes), batch)
     sides: dict[str, tuple[Task, Any]] = {
@@ -131,7 +132,7 @@ def rounds_of(batch: int, options: Namespace) -> Mapping[str, Sequence[float]]:
 
 
 def unequal(side: Callable[[Task], Any], shapes: Sequence[Shape], epochs: int) -> float:
-    """The largest difference between weights of the members and of the same alone, in float64."""
+    """Return the largest difference in float64 between weights of the members and of the same alone."""
     task = task_of(shapes, 64, torch.float64)
     alone, together = one_after_another(task), side(task)
     for epoch in range(epochs):

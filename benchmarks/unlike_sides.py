@@ -1,4 +1,4 @@
-"""Unlike MLPs stepped at once by padding all to the widest and deepest (`Padded`)."""
+"""A side of `unlike.py`: unlike MLPs stepped at once, padded to the widest and deepest (`Padded`)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ __all__ = ["Padded"]
 
 
 class Layer(NamedTuple):
-    """A linear layer of a member, and what follows it."""
+    """A member's linear layer, with its activation and dropout."""
 
     linear: nn.Linear
     activation: type[nn.Module] | None
     rate: float
-    """Of the dropout behind the activation."""
+    """Rate of the dropout after the activation."""
 
 
 def layers(model: nn.Module) -> list[Layer]:
-    """The layers of an MLP, in their order."""
+    """Return the layers of an MLP, in their order."""
     found: list[Layer] = []
     assert isinstance(model, nn.Sequential)
     for module in model:
@@ -41,11 +41,11 @@ def layers(model: nn.Module) -> list[Layer]:
 
 
 class Padded:
-    """As TabPack packs MLPs, in PyTorch alone: each layer ``[members, widest, widest]``, outputs of members that have it put back by
-    `index_copy`.
+    """MLPs packed as by TabPack, in PyTorch alone: layers are ``[members, widest, widest]``; members without a layer keep their outputs.
 
-    Numbers beyond a member's width are zero and stay so, as all four activations keep zero. Optimizers step all members of one type at
-    once. Masks are drawn for all members from one state: not those that a member draws alone.
+    `index_copy` puts back the outputs of members that have the layer. Numbers beyond a member's width are zero and stay
+    so, since all four activations keep zero. Optimizers step all members of one type at once. Dropout masks of all
+    members are drawn from one random state, so they differ from those of a member alone.
     """
 
     def __init__(self, task: Task) -> None:
@@ -83,7 +83,7 @@ class Padded:
         self._first, self._second = ([torch.zeros_like(leaf) for leaf in self._leaves] for _ in range(2))
         self._made = 0
         self._kept: dict[type[Optimizer], Sequence[Tensor]] = {}
-        """Numbers of the optimizers, which no schedule changes here."""
+        """The optimizers' hyper-parameters by type, which no schedule changes here."""
 
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
@@ -141,7 +141,7 @@ class Padded:
                 self._adam(weight, gradient, first, second, numbers)
 
     def _step_matrices(self, gradients: Sequence[Tensor]) -> None:
-        """Step matrices by Muon and biases by AdamW, as all members do then."""
+        """Step matrices by Muon and biases by AdamW; all members then have both."""
         muons, adams = ([live.optimizer.parts[n] for live in self._lives] for n in range(2))
         if AdamW not in self._kept:
             groups = [muon.param_groups[0] for muon in muons]

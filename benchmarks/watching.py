@@ -1,11 +1,12 @@
-"""What it costs a run to be watched: the wall time with each view and tracker, by that of a run which nobody watches.
+"""Measures what it costs a run to be watched: the wall time with each view and tracker, over that of an unwatched run.
 
     python benchmarks/watching.py --json
 
-A screen on a terminal, a page that is written while the run goes on, all trackers of `argosy.tracking` at once (those that are
-installed); and views and trackers that fail, that take a second a call, and that never come back. Rounds are interleaved, and each
-ratio is one of the same round. A run takes 10 s from the first member's start to the end of the call; samples take a moment each,
-so that what other programs of the machine do weighs little. Figures and weights of all runs are the same to the bit.
+It measures a screen on a terminal, a page that is written while the run goes on, all installed trackers of
+`argosy.tracking` at once, and views and trackers that fail, that take a second a call, and that never return. Rounds
+are interleaved, and each ratio is within one round. A run takes 10 s from the first member's start to the end of the
+call; each sample takes a moment, so that other load on the machine matters little. Figures and weights of all runs are
+the same to the bit.
 """
 
 import contextlib
@@ -45,11 +46,11 @@ INPUTS, CLASSES, SAMPLE_SECONDS = 32, 10, 0.01
 MOST = 1.03
 NOBODY = "nobody"
 Settings = dict[str, Any]
-"""Those of `argosy.train`."""
+"""Settings of `argosy.train`."""
 
 
 class FailingView(Silent):
-    """Raises whatever it hears."""
+    """A view that raises at every event."""
 
     def handle(self, worker: str, message: Any) -> None:
         """See `View.handle`."""
@@ -57,7 +58,7 @@ class FailingView(Silent):
 
 
 class SlowView(Silent):
-    """Takes a second a call."""
+    """A view that takes a second a call."""
 
     def handle(self, worker: str, message: Any) -> None:
         """See `View.handle`."""
@@ -65,7 +66,7 @@ class SlowView(Silent):
 
 
 class BlockingView(Silent):
-    """Never comes back."""
+    """A view that never returns."""
 
     def tick(self, phase: Phase) -> None:
         """See `View.tick`."""
@@ -82,14 +83,14 @@ class Sound:
 
 
 class FailingTracker(Sound):
-    """Raises at its first figures."""
+    """A tracker that raises at its first figures."""
 
     def log(self, *_: Any) -> None:
         raise OSError("no server")
 
 
 class SlowTracker(Sound):
-    """Takes a second a call."""
+    """A tracker that takes a second a call."""
 
     def log(self, *_: Any) -> None:
         time.sleep(1.0)
@@ -98,7 +99,7 @@ class SlowTracker(Sound):
 
 
 class BlockingTracker(Sound):
-    """Never comes back."""
+    """A tracker that never returns."""
 
     def log(self, *_: Any) -> None:
         threading.Event().wait()
@@ -106,13 +107,13 @@ class BlockingTracker(Sound):
 
 @contextlib.contextmanager
 def terminal(_: Path) -> Iterator[Settings]:
-    """A screen of 200 columns on a terminal, from which somebody reads."""
+    """Watch by a screen of 200 columns on a terminal whose output is read."""
     reads, shows = pty.openpty()
     fcntl.ioctl(shows, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     drawn = []
 
     def read() -> None:
-        # Where the other end is closed, Linux says EIO.
+        # When the other end is closed, Linux raises EIO.
         with contextlib.suppress(OSError):
             while part := os.read(reads, 65536):
                 drawn.append(len(part))
@@ -128,7 +129,7 @@ def terminal(_: Path) -> Iterator[Settings]:
 
 @contextlib.contextmanager
 def page(directory: Path) -> Iterator[Settings]:
-    """``argosy report --live`` beside the run, as soon as there is something to report."""
+    """Watch by ``argosy report --live`` beside the run, as soon as there is something to report."""
     over, begun = threading.Event(), []
 
     def watch() -> None:
@@ -151,12 +152,12 @@ def page(directory: Path) -> Iterator[Settings]:
 
 
 def trackers(*kinds: Callable[[], Any] | str) -> Callable[[Path], AbstractContextManager[Settings]]:
-    """A run with these."""
+    """Watch by these trackers."""
     return lambda _: nullcontext({"trackers": [kind if isinstance(kind, str) else kind() for kind in kinds]})
 
 
 def view(kind: Callable[[], Any]) -> Callable[[Path], AbstractContextManager[Settings]]:
-    """A run with that one."""
+    """Watch by this view."""
     return lambda _: nullcontext({"view": kind()})
 
 
@@ -191,7 +192,7 @@ class Slowly(Dataset[tuple[torch.Tensor, int]]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What came of one."""
+    """The results of a run."""
 
     seconds: float
     """From the first member's start to the end of the call."""
@@ -199,12 +200,12 @@ class Run:
     weights: list[torch.Tensor]
 
     def equals(self, other: "Run") -> bool:
-        """Whether both have trained the same networks, to the bit."""
+        """Return whether both have trained the same networks, to the bit."""
         return self.figures == other.figures and all(map(torch.equal, self.weights, other.weights))
 
 
 def study(members: int, samples: int, epochs: int) -> argosy.Study:
-    """Small networks, every epoch of which is told."""
+    """Return a study of small networks, every epoch of which is reported."""
     fleet = [
         argosy.Member(f"m{n}", model=partial(nn.Linear, INPUTS, CLASSES), optimizer=partial(SGD, lr=0.1), batch_size=20)
         for n in range(members)
@@ -215,7 +216,7 @@ def study(members: int, samples: int, epochs: int) -> argosy.Study:
 
 
 def train(watcher: Callable[[Path], AbstractContextManager[Settings]], asked: argosy.Study) -> Run:
-    """A run, watched."""
+    """Train a study while it is watched."""
     settings = {"devices": "cpu:1", "loader_workers": 1, "block_size": 20, "numerics": "exact"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         directory = Path(folder) / "run"

@@ -1,8 +1,8 @@
-"""Waves of experiments: `examples/waves.py` on one live run, against one script after another at equal samples.
+"""Waves of experiments: compares `examples/waves.py` on one live run with one script after another, at equal samples.
 
-A script is a process of its own that imports torch, reads the data and trains one variant by a plain loop, for as many epochs as
-the variant had in the run: half of each wave was stopped early there. With `--kill` the program and the run are killed with
-SIGKILL when two waves are through, and started again; the time counts on.
+A script is a process of its own that imports torch, reads the data and trains one variant by a plain loop, for as many
+epochs as the variant had in the run, which stopped half of each wave early. With `--kill`, the program and the run are
+killed with SIGKILL after two waves and started again; the clock keeps running.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ for _ in range(epochs):
 
 
 def played(folder: Path, *, kill: bool) -> tuple[float, dict[str, dict[str, Any]]]:
-    """Seconds of the whole program, and what its members came to."""
+    """Return the seconds of the whole program, and the results of its members."""
     began, run = time.perf_counter(), folder / "waves"
     command = [sys.executable, str(EXAMPLE), str(run)]
     program = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -70,7 +70,7 @@ def _killed(program: "subprocess.Popen[bytes]", run: Path) -> None:
 
 
 def one_after_another(variants: dict[str, dict[str, Any]], threads: int) -> float:
-    """Seconds of as many scripts."""
+    """Return the seconds of as many scripts."""
     began = time.perf_counter()
     for name, row in variants.items():
         words = [str(EXAMPLE.parent), name.partition("=")[2], str(row["epochs"]), str(threads)]
@@ -81,7 +81,7 @@ def one_after_another(variants: dict[str, dict[str, Any]], threads: int) -> floa
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--threads", type=int, default=1, help="of a script")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a script")
     options = parser.parse_args()
     ratios: list[float] = []
     figures: dict[str, Any] = {}

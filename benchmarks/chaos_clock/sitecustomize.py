@@ -1,4 +1,4 @@
-"""On PYTHONPATH, every process of a run reads a clock that the campaign of faults sets, by seconds in a file."""
+"""On PYTHONPATH, shifts the clock of every process of a run by the seconds in a file, which the fault campaign sets."""
 
 import os
 import time
