@@ -1,4 +1,4 @@
-"""Autoencoders of three widths on scikit-learn's digits, each with a training step of its own: `python examples/autoencoder.py`."""
+"""Autoencoders of three widths on scikit-learn's digits, with a custom training step: `python examples/autoencoder.py`."""
 
 from functools import partial
 
@@ -12,13 +12,13 @@ x = torch.tensor(load_digits().data / 16, dtype=torch.float32)
 
 
 def autoencoder(width: int) -> nn.Module:
-    """64 pixels through so many numbers, and back."""
+    """Return a network that encodes 64 pixels as so many numbers and decodes them again."""
     encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, width))
     return nn.Sequential(encoder, nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64)))
 
 
 def reconstruct(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
-    """A step gets the whole batch, and returns its loss; inputs are made noisy in training."""
+    """Return the loss of a whole batch; in training, noise is added to the inputs."""
     (pixels,) = batch
     noisy = pixels + 0.1 * torch.randn_like(pixels) if model.training else pixels
     return nn.functional.mse_loss(model(noisy), pixels)

@@ -1,4 +1,4 @@
-"""Pictures with unlike numbers of boxes, as detection has them: `python examples/boxes.py`."""
+"""Pictures with different numbers of boxes, as in detection: `python examples/boxes.py`."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ import argosy
 
 
 def picture(number: int) -> tuple[Tensor, Tensor]:
-    """Noise of 32 x 32 with one to five bright rectangles, and their corners ``[N, 4]``; load your own images and annotations here."""
+    """Return noise of 32 x 32 with one to five bright rectangles, and their corners ``[N, 4]``; load your own images and annotations here."""
     draw = np.random.RandomState(number)
     image, boxes = draw.rand(1, 32, 32).astype(np.float32) / 4, []
     for _ in range(draw.randint(1, 6)):
@@ -22,21 +22,21 @@ def picture(number: int) -> tuple[Tensor, Tensor]:
 
 
 def detector(width: int) -> nn.Module:
-    """``[B, 1, 32, 32]`` -> in each of 8 x 8 cells whether a box has its centre there, and its corners ``[B, 5, 8, 8]``."""
+    """Map ``[B, 1, 32, 32]`` to ``[B, 5, 8, 8]``: for each of 8 x 8 cells, whether a box has its centre there, and the box's corners."""
     layers = [nn.Conv2d(1, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU()]
     return nn.Sequential(*layers, nn.Conv2d(width, width, 7, padding=3), nn.ReLU(), nn.Conv2d(width, 5, 1))
 
 
 def misses(output: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean distance of the corners that are told at the centres of boxes ``[B]``, and the cells of the centres ``[B, N]``."""
+    """Return the mean distance of the corners predicted at the centres of boxes ``[B]``, and the cells of the centres ``[B, N]``."""
     x, y = ((boxes[..., :2] + boxes[..., 2:]) * 4).long().clamp(0, 7).unbind(-1)
     told = output.flatten(2).transpose(1, 2).gather(1, (y * 8 + x)[..., None].expand(-1, -1, 5))
-    there = boxes[..., 2] > 0  # what fills up the boxes of a picture is 0
+    there = boxes[..., 2] > 0  # padding boxes are 0
     return ((told[..., 1:] - boxes).abs().mean(2) * there).sum(1) / there.sum(1), torch.where(there, y * 8 + x, 64)
 
 
 def loss(output: Tensor, boxes: Tensor) -> Tensor:
-    """Of each picture ``[B]``: are boxes where the network says so, and as it says?"""
+    """Return each picture's loss ``[B]``: whether boxes are where the network says, and as it says."""
     far, cells = misses(output, boxes)
     centres = torch.zeros(len(boxes), 65).scatter(1, cells, 1.0)[:, :64]
     return far + functional.binary_cross_entropy_with_logits(output[:, 0].flatten(1), centres, reduction="none").mean(1)

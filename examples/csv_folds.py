@@ -1,4 +1,4 @@
-"""A CSV file to five folds: `python examples/csv_folds.py`."""
+"""From a CSV file to five folds: `python examples/csv_folds.py`."""
 
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,14 @@ table = argosy.data.table("wine.csv", target="target")
 
 
 def mlp(hidden: int) -> nn.Module:
-    """One hidden layer; batch normalisation stands for scaling by the training samples of a fold."""
+    """Return an MLP with one hidden layer; batch normalisation replaces scaling by the training samples of a fold."""
     columns = len(table.features)
     layers = nn.Linear(columns, hidden), nn.ReLU(), nn.Linear(hidden, len(table.classes))
     return nn.Sequential(nn.BatchNorm1d(columns), *layers)
 
 
 def member(hidden: int, train: Any) -> argosy.Member:
-    """A network for one fold."""
+    """Return a network for one fold."""
     optimizer = partial(optim.AdamW, lr=0.01)
     return argosy.Member(f"mlp-{hidden}", model=partial(mlp, hidden), optimizer=optimizer, batch_size=16)
 

@@ -1,6 +1,6 @@
-"""What a paper shows of five seeds: the mean with its interval as a figure, and all values as a table: `python examples/curves.py`.
+"""Five seeds as in a paper: a figure of the mean with its interval, and a table of all values: `python examples/curves.py`.
 
-It reads the run that `python examples/ensemble.py` leaves; needs pandas and matplotlib: ``pip install "argosy[report]"``.
+It reads the run of `python examples/ensemble.py`; needs pandas and matplotlib: ``pip install "argosy[report]"``.
 """
 
 import argosy

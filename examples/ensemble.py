@@ -1,4 +1,4 @@
-"""Five seeds of one network on scikit-learn's real digits, as one ensemble: `python examples/ensemble.py`."""
+"""Five seeds of one network on scikit-learn's digits, as one ensemble: `python examples/ensemble.py`."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ train, val, test = torch.randperm(len(x), generator=torch.Generator().manual_see
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions."""
+    """Return a network of two convolutions."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, width, 3, padding=1),

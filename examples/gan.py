@@ -18,13 +18,13 @@ x = torch.tensor(load_digits().data / 8 - 1, dtype=torch.float32)
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Layers of these widths."""
+    """Return layers of these widths."""
     layers = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.LeakyReLU(0.2))]
     return nn.Sequential(*layers[:-1])
 
 
 class Gan(nn.Module):
-    """Draws digits."""
+    """A generator of digits and its discriminator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Gan(nn.Module):
 
 
 def optimizers(gan: Gan, lr: float) -> dict[str, Adam]:
-    """One for each network."""
+    """Return one optimizer for each network."""
     parts = {"generator": gan.generator, "discriminator": gan.discriminator}
     return {name: Adam(part.parameters(), lr=lr, betas=(0.5, 0.9)) for name, part in parts.items()}
 
 
 def step(gan: Gan, batch: Any, optimizers: Mapping[str, Adam]) -> Tensor:
-    """The discriminator, then the generator."""
+    """Step the discriminator, then the generator, and return the generator's loss."""
     real = batch[0]
     ones, zeros, fake = real.new_ones(len(real), 1), real.new_zeros(len(real), 1), gan(torch.randn(len(real), 16))
     optimizers["discriminator"].zero_grad()
@@ -55,13 +55,13 @@ def step(gan: Gan, batch: Any, optimizers: Mapping[str, Adam]) -> Tensor:
 
 
 def believed(gan: Gan, batch: Any) -> Tensor:
-    """How surely held-out digits are told to be real, as a loss of each."""
+    """Return for each held-out digit, as a loss, how sure the discriminator is that it is real."""
     scores = gan.discriminator(batch[0])
     return bce(scores, torch.ones_like(scores), reduction="none")
 
 
 def rebuilt(network: nn.Module, batch: Any) -> Tensor:
-    """An autoencoder's loss."""
+    """Return the autoencoder's loss."""
     return mse_loss(network(batch[0]), batch[0])
 
 

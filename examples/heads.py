@@ -1,4 +1,4 @@
-"""Twenty heads on one frozen trunk, which sees each image once in all: `python examples/heads.py`."""
+"""Twenty heads on one frozen trunk, which processes each image only once: `python examples/heads.py`."""
 
 from functools import partial
 
@@ -12,14 +12,14 @@ import argosy
 x, y = load_digits(return_X_y=True)
 x, y = torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)
 
-torch.manual_seed(0)  # your own trunk, with its weights
+torch.manual_seed(0)  # replace it by your own trunk with its weights
 trunk = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()
 )
 
 
 def head(lr: float, weight_decay: float) -> argosy.Member:
-    """A linear layer on 576 features."""
+    """Return a linear layer on 576 features."""
     optimizer = partial(optim.AdamW, lr=lr, weight_decay=weight_decay)
     return argosy.Member("head", model=partial(nn.Linear, 576, 10), optimizer=optimizer, batch_size=64)
 

@@ -1,4 +1,4 @@
-"""Networks of a library that is not ours: ResNet, MobileNetV2 and ConvNeXt of transformers, built from their configs.
+"""Networks of another library: ResNet, MobileNetV2 and ConvNeXt of transformers, built from their configs.
 
 Nothing is downloaded. Run it with ``argosy run examples/hub_nets.py --dir runs/hub``.
 """
@@ -27,17 +27,17 @@ convnext = ConvNextConfig(image_size=28, patch_size=2, hidden_sizes=[16, 32], de
 
 
 def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the library's output object, per sample."""
+    """Return the cross-entropy of the library's output object, per sample."""
     return torch.nn.functional.cross_entropy(output.logits, target, reduction="none")
 
 
 def accuracy(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Share of right answers, per sample."""
+    """Return the share of right answers, per sample."""
     return argosy.accuracy(output.logits, target)
 
 
 def member(name: str, model: Any, optimizer: Any) -> argosy.Member:
-    """A member that understands the library's outputs."""
+    """Return a member whose loss and metric take the library's outputs."""
     return argosy.Member(
         name, model=model, optimizer=optimizer, batch_size=32, loss=loss, metrics={"accuracy": accuracy}
     )

@@ -1,6 +1,6 @@
-"""Ctrl-C, the same call again, and while it goes on one network more and one less: `python examples/interrupted.py`.
+"""Ctrl-C, then the same call again, which gains one network and loses another while it runs: `python examples/interrupted.py`.
 
-What a person types in another terminal, a thread does here.
+A thread does here what a person would type in another terminal.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ RUN = Path("runs/interrupted")
 
 
 def mlp(hidden: int) -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def study_of(*widths: int) -> argosy.Study:
-    """Networks that train until somebody stops them."""
+    """Return a study of networks that train until they are stopped."""
     adam = partial(optim.Adam, lr=0.001)
     return argosy.Study(
         data=argosy.Data(arrays=(x[:1200], y[:1200]), val_arrays=(x[1200:], y[1200:])),
@@ -40,27 +40,27 @@ def study_of(*widths: int) -> argosy.Study:
 
 
 def epochs(member: str) -> float:
-    """How far a member is; nothing is known of it as long as there is no run."""
+    """Return how many epochs a member has trained, 0 as long as there is no run."""
     with contextlib.suppress(argosy.ArgosyError):
         return argosy.load(RUN).member(member).epochs
     return 0
 
 
 def wait_for(member: str, more: float) -> None:
-    """Until it has trained so many epochs more."""
+    """Wait until a member has trained so many more epochs."""
     begun = epochs(member)
     while epochs(member) < begun + more:
         time.sleep(0.2)
 
 
 def ctrl_c() -> None:
-    """The key: everything is saved, and the call returns."""
+    """Press Ctrl-C: everything is saved, and the call returns."""
     wait_for("mlp-16", 2)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def change() -> None:
-    """Two commands, each of which waits for the run's answer; then the key again."""
+    """Run two commands, each of which waits for the run's answer; then press Ctrl-C again."""
     wait_for("mlp-16", 2)
     more = Path(__file__).with_name("interrupted_more.py")
     try:

@@ -1,4 +1,4 @@
-"""One network more, for a run that goes on: `argosy add runs/interrupted examples/interrupted_more.py`."""
+"""One more network for a live run: `argosy add runs/interrupted examples/interrupted_more.py`."""
 
 from interrupted import study_of
 

@@ -1,4 +1,4 @@
-"""JSON lines of text to small language models with perplexity: `python examples/language.py`. The text is Python's own manual."""
+"""From JSON lines of text to small language models and their perplexity: `python examples/language.py`. The text is Python's manual."""
 
 import json
 import math
@@ -15,20 +15,20 @@ import argosy
 
 LENGTH = 256
 
-if not Path("val.jsonl").exists():  # your own files, with {"text": ...} in each line
+if not Path("val.jsonl").exists():  # replace these by your own files, with {"text": ...} in each line
     lines = [json.dumps({"text": part}) for topic in topics.values() for part in topic.split("\n\n") if len(part) > 40]
     Path("val.jsonl").write_text("\n".join(lines[::20]))
     Path("train.jsonl").write_text("\n".join(line for number, line in enumerate(lines) if number % 3 == 1))
 
 
 def windows(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Bytes, and those that follow them."""
+    """Return the bytes of a text, and the bytes that follow them."""
     text = torch.tensor(list(record["text"].encode())[: LENGTH + 1])
     return text[:-1], text[1:]
 
 
 class Model(nn.Module):
-    """A recurrent network that tells the next byte: ``[B, L]`` -> ``[B, 256, L]``."""
+    """A recurrent network that predicts the next byte: ``[B, L]`` -> ``[B, 256, L]``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class Model(nn.Module):
 
 
 def bytewise(output: Tensor, target: Tensor) -> Tensor:
-    """Mean loss of each line's bytes, ``[B]``; what a batch is filled up with does not count."""
+    """Return the mean loss of each line's bytes, ``[B]``; padding does not count."""
     return functional.cross_entropy(output, target, reduction="none").sum(1) / (target >= 0).sum(1)
 
 
 def gru(width: int) -> argosy.Member:
-    """A language model of this width."""
+    """Return a language model of this width."""
     how = {"batch_size": 16, "loss": bytewise, "optimizer": partial(optim.Adam, lr=0.01)}
     return argosy.Member(f"gru-{width}", model=partial(Model, width), **how)
 

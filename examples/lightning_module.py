@@ -19,7 +19,7 @@ x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
 
 
 class Classifier(lightning.LightningModule):
-    """Written for Lightning, and nothing else."""
+    """An ordinary LightningModule, written without Argosy in mind."""
 
     def __init__(self, hidden: int, lr: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Classifier(lightning.LightningModule):
 
 
 def member(hidden: int, lr: float) -> argosy.Member:
-    """One of these."""
+    """Return a member that trains this module."""
     return argosy.from_lightning("mlp", partial(Classifier, hidden=hidden, lr=lr), batch_size=32, metrics=["val_f1"])
 
 

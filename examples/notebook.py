@@ -1,6 +1,6 @@
 # %% [markdown]
-# The cells of a notebook: train, look, train further, take the best network along.
-# Functions and classes of a notebook travel to the processes that train; nothing has to be in a file.
+# The cells of a notebook: train, look, train further, use the best network.
+# Functions and classes of a notebook are sent to the processes that train; none has to be in a file.
 
 # %%
 from dataclasses import replace
@@ -37,7 +37,7 @@ report = argosy.train(study, directory="runs/notebook", progress=True)
 report.to_pandas()[["member", "epochs", "val_loss"]]
 
 # %% [markdown]
-# The same call on the same directory goes on, here to more epochs.
+# The same call on the same directory continues the run, here for more epochs.
 
 # %%
 report = argosy.train(replace(study, stop=argosy.MaxEpochs(6)), directory="runs/notebook", progress=True)

@@ -1,4 +1,4 @@
-"""A folder of images, one folder for each class, to an ensemble: `python examples/photos.py`. Images are decoded once for all."""
+"""From a folder of images, with a folder for each class, to an ensemble: `python examples/photos.py`. Images are decoded only once."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import nn, optim
 
 import argosy
 
-if not Path("photos").exists():  # your own folder: photos/train/CLASS/1.png and photos/val/CLASS/2.png
+if not Path("photos").exists():  # replace it by your own: photos/train/CLASS/1.png and photos/val/CLASS/2.png
     for number, (pixels, digit) in enumerate(zip(*load_digits(return_X_y=True), strict=True)):
         folder = Path("photos", "val" if number % 5 == 0 else "train", str(digit))
         folder.mkdir(parents=True, exist_ok=True)
@@ -19,13 +19,13 @@ if not Path("photos").exists():  # your own folder: photos/train/CLASS/1.png and
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions."""
+    """Return a network of two convolutions."""
     first, second = nn.Conv2d(3, width, 3, stride=2), nn.Conv2d(width, width, 3, stride=2)
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(9 * width, 10))
 
 
 def normalise(batch: Any) -> Any:
-    """Bytes to numbers around zero, once for all networks."""
+    """Convert bytes to numbers around zero, once for all networks."""
     image, digit = batch
     return image.float() / 128 - 1, digit
 

@@ -1,4 +1,4 @@
-"""A run as one page that needs no network, and the page as a picture: `python examples/picture.py runs/ensemble`.
+"""A run as one page that needs no network, and a picture of the page: `python examples/picture.py runs/ensemble`.
 
 The picture needs Chromium.
 """

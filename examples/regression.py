@@ -1,4 +1,4 @@
-"""Two numbers at once from scikit-learn's diabetes patients, compared by the RMSE of each: `python examples/regression.py`."""
+"""Two targets at once, of scikit-learn's diabetes patients, compared by the RMSE of each: `python examples/regression.py`."""
 
 from functools import partial
 from typing import Any
@@ -12,18 +12,18 @@ import argosy
 table, progression = load_diabetes(return_X_y=True)
 columns = torch.tensor(table / table.std(axis=0), dtype=torch.float32)
 progression = torch.tensor((progression - progression.mean()) / progression.std(), dtype=torch.float32)
-# Blood pressure, column 3, and how the disease goes on.
+# Blood pressure (column 3) and the progression of the disease.
 x, y = torch.cat([columns[:, :3], columns[:, 4:]], dim=1), torch.stack([columns[:, 3], progression], dim=1)
 train, val = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split([350, 92])
 
 
 def mlp(hidden: int) -> nn.Module:
-    """One hidden layer and two numbers."""
+    """Return an MLP with one hidden layer and two outputs."""
     return nn.Sequential(nn.Linear(9, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
 
 def rmse(outputs: Tensor, targets: Tensor, *, columns: Any = slice(None)) -> Tensor:
-    """Of the whole validation set, of one target or of both."""
+    """Return the RMSE over the whole validation set, of one target or of both."""
     return (outputs - targets)[:, columns].pow(2).mean().sqrt()
 
 

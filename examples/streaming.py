@@ -1,4 +1,4 @@
-"""A stream without length or index to a sweep: `python examples/streaming.py`. It is read once, then shuffled like any data."""
+"""From a stream without length or index to a sweep: `python examples/streaming.py`. It is read once, then shuffled like any data."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +24,7 @@ class Records(IterableDataset[Any]):
 
 
 def member(lr: float) -> argosy.Member:
-    """One network of the sweep."""
+    """Return one network of the sweep."""
     model = partial(nn.Linear, 64, 10)
     return argosy.Member("linear", model=model, optimizer=partial(optim.SGD, lr=lr, momentum=0.9), batch_size=32)
 

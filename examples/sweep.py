@@ -1,4 +1,4 @@
-"""Thirty trials of which half are out at every rung, on scikit-learn's digits: `python examples/sweep.py`. Needs the extra `tune`."""
+"""Thirty trials, half of which end at every rung, on scikit-learn's digits: `python examples/sweep.py`. Needs the extra `tune`."""
 
 from functools import partial
 from typing import Any
@@ -15,12 +15,12 @@ x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
 
 
 def mlp(hidden: int) -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def build(p: dict[str, Any]) -> argosy.Member:
-    """The member of a trial."""
+    """Return the member of a trial."""
     optimizer = partial(optim.SGD, lr=p["lr"], momentum=0.9)
     return argosy.Member("mlp", model=partial(mlp, p["hidden"]), optimizer=optimizer, batch_size=50)
 

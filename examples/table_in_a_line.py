@@ -1,4 +1,4 @@
-"""A table with words and missing numbers to a calibrated ensemble, in one line: `python examples/table_in_a_line.py`."""
+"""From a table with words and missing numbers to a calibrated ensemble in one line: `python examples/table_in_a_line.py`."""
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer

@@ -1,6 +1,6 @@
 """Five folds of three networks on scikit-learn's table of breast-cancer cells: `python examples/tabular.py`.
 
-The columns are normalised by what the training samples of a fold say, and by them alone.
+Columns are normalised by the statistics of a fold's training samples only.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ x = table.astype(np.float32)
 
 
 class Normalised(nn.Module):
-    """Columns around zero; what they are normalised by is saved with the weights."""
+    """Normalises columns; the statistics are saved with the weights."""
 
     def __init__(self, samples: Any) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class Normalised(nn.Module):
 
 
 def mlp(hidden: int, train: Any) -> nn.Module:
-    """One hidden layer behind columns normalised by these samples."""
+    """Return an MLP with one hidden layer, whose inputs are normalised by these samples."""
     return nn.Sequential(Normalised(x[train]), nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
 
 def member(hidden: int, train: Any) -> argosy.Member:
-    """One of the three, for a fold with these training samples."""
+    """Return one of the three networks, for a fold with these training samples."""
     optimizer = partial(AdamW, lr=0.003)
     return argosy.Member(f"mlp-{hidden}", model=partial(mlp, hidden, train), optimizer=optimizer, batch_size=32)
 

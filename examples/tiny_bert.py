@@ -1,6 +1,6 @@
-"""Tiny BERTs over dict batches, nothing downloaded: ``argosy run examples/tiny_bert.py --dir runs/bert``.
+"""Tiny BERTs on dict batches; nothing is downloaded: ``argosy run examples/tiny_bert.py --dir runs/bert``.
 
-A sentence is right where its second word is its first one again.
+A sentence is right if its second word repeats the first.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ import argosy
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
-    """So many of eight words."""
+    """So many sentences of eight words."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.words = torch.randint(2, 12, (length, 8), generator=torch.Generator().manual_seed(seed))
@@ -32,7 +32,7 @@ class Sentences(Dataset[dict[str, Tensor]]):
 
 
 def bert(layers: int) -> BertForSequenceClassification:
-    """With random weights."""
+    """Return a BERT with random weights."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 8}
     return BertForSequenceClassification(BertConfig(vocab_size=12, num_hidden_layers=layers, num_labels=2, **sizes))
 

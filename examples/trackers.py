@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow are told of every network, on scikit-learn's digits: `python examples/trackers.py`. Needs the extras `tensorboard`, `mlflow`."""
+"""TensorBoard and MLflow show every network, on scikit-learn's digits: `python examples/trackers.py`. Needs the extras `tensorboard`, `mlflow`."""
 
 from functools import partial
 
@@ -13,12 +13,12 @@ x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
 
 
 def mlp(hidden: int) -> nn.Module:
-    """One hidden layer."""
+    """Return an MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def member(hidden: int, lr: float) -> argosy.Member:
-    """One point of the grid."""
+    """Return one point of the grid."""
     return argosy.Member("mlp", model=partial(mlp, hidden), optimizer=partial(optim.Adam, lr=lr), batch_size=32)
 
 

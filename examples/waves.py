@@ -1,7 +1,7 @@
 """Five waves of eight variants on one live run: add a wave, wait, stop its worse half, begin the next around the best.
 
-`python examples/waves.py runs/waves` plays them. All that it knows is in the run, so it may be killed and started again, and so
-may the run.
+`python examples/waves.py runs/waves` runs them. The program keeps all its state in the run, so both it and the run may
+be killed and started again.
 """
 
 import json
@@ -37,21 +37,21 @@ def study_of(members: list[argosy.Member]) -> argosy.Study:
     return argosy.Study(data=data, members=members)
 
 
-# It trains all the time, so that there is a run to add to.
+# It trains all the time, so that there always is a run to add to.
 study = study_of([variant("base", 0.05, epochs=100_000)])
 FILE = "import sys\nsys.path.insert(0, {folder!r})\nfrom waves import study_of, variant\n"
 FILE += "study = study_of([variant(name, lr) for name, lr in {rates!r}.items()])\n"
 
 
 class Run:
-    """The run, as a program sees it: commands and their answers."""
+    """The run as a program sees it: commands and their answers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.process: subprocess.Popen[str] | None = None
 
     def command(self, *words: str) -> dict[str, Any]:
-        """Ask until a driver has answered; where there is none, start one: the same command resumes the run."""
+        """Repeat the command until a driver has answered; if none runs, start one, which resumes the run."""
         name, *rest = words
         while True:
             if self.process is None or self.process.poll() is not None:
@@ -72,7 +72,7 @@ class Run:
 
 
 def rates_around(members: dict[str, dict[str, Any]], wave: int) -> dict[str, float]:
-    """A wave's learning rates: a wide grid first, then narrower ones around the best so far."""
+    """Return a wave's learning rates: a wide grid first, then narrower ones around the best so far."""
     done = {name: row["val_loss"] for name, row in members.items() if name.startswith("w") and "val_loss" in row}
     best = float(min(done, key=lambda name: done[name]).partition("=")[2]) if done else 0.05
     width = 4.0 / 2**wave
@@ -81,7 +81,7 @@ def rates_around(members: dict[str, dict[str, Any]], wave: int) -> dict[str, flo
 
 
 def trains(row: dict[str, Any] | None, *, until: int) -> bool:
-    """Whether a member is still to come as far as that."""
+    """Return whether a member is still training towards that epoch."""
     return row is None or (row["status"] in ("waiting", "training", "resting") and row["epochs"] < until)
 
 

@@ -1,4 +1,4 @@
-"""The training that theirs_*.py call: the loop that theirs_plain_loop.py writes out."""
+"""The training loop that theirs_*.py call, as theirs_plain_loop.py writes it out."""
 
 import torch
 from mine import Published, train_set, val_set

@@ -1,4 +1,4 @@
-"""What the scripts of this folder have in common: the data, the network, and for theirs the draws that Argosy publishes."""
+"""What the scripts of this folder share: the data, the network, and, for theirs_*.py, Argosy's published orders and seeds."""
 
 import random
 
@@ -19,7 +19,7 @@ def mlp(hidden):
 
 
 class Published(Sampler):
-    """Argosy's order, for a DataLoader: that of epoch t is drawn from (seed of the study, t) alone."""
+    """Argosy's order of samples, for a DataLoader: the order of epoch t depends only on the study's seed and t."""
 
     def __init__(self, length, seed=0):
         self.length, self.seed, self.epoch = length, seed, -1
@@ -33,5 +33,5 @@ class Published(Sampler):
 
 
 def trial_seed(number, seed=0):
-    """Argosy's seed of a trial, for a sampler of Optuna: a search that was killed proposes the same again."""
+    """Return Argosy's seed of a trial, for a sampler of Optuna: a search that was killed proposes the same parameters again."""
     return random.Random(f"{seed}/{number}").getrandbits(32)

@@ -1,4 +1,4 @@
-"""The same three modules, at once; their class is as it was: ``argosy run ours_lightning.py``."""
+"""The same three modules, at once, with their class unchanged: ``argosy run ours_lightning.py``."""
 
 from functools import partial
 

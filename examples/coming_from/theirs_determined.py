@@ -1,4 +1,4 @@
-"""One of six trials of theirs_determined.yaml, whose master starts this script for each."""
+"""One of the six trials of theirs_determined.yaml; the master starts this script for each."""
 
 import determined
 import torch

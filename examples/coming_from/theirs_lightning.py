@@ -1,4 +1,4 @@
-"""Three LightningModules, one after another, each by a Trainer of its own."""
+"""Three LightningModules, one after another, each with its own Trainer."""
 
 import lightning.pytorch as lightning
 import torch

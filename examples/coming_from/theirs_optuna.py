@@ -1,4 +1,4 @@
-"""A search of eight trials by Optuna, one after another."""
+"""A search of eight trials with Optuna, one after another."""
 
 import optuna
 import torch

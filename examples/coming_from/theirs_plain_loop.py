@@ -1,4 +1,4 @@
-"""Three networks by a plain PyTorch loop, one after another."""
+"""Three networks in a plain PyTorch loop, one after another."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A grid of six trials by Ray Tune."""
+"""A grid of six trials with Ray Tune."""
 
 import torch
 from loop import losses_of

@@ -1,4 +1,4 @@
-"""A grid of six trials by skorch and scikit-learn, each validated on the same samples."""
+"""A grid of six trials with skorch and scikit-learn, each validated on the same samples."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A grid of six trials by a sweep of Weights & Biases, which asks its server for each."""
+"""A grid of six trials as a sweep of Weights & Biases, which asks its server for each."""
 
 import torch
 import wandb
