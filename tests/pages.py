@@ -29,7 +29,7 @@ __all__ = ["FOLDER", "NAMES", "pages"]
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
-    "study": ("A study", [("argosy.Study", argosy.Study)]),
+    "study": ("Study", [("argosy.Study", argosy.Study)]),
     "data": (
         "Data",
         [
@@ -39,11 +39,11 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         ],
     ),
     "member": (
-        "A member",
+        "Members",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("Member", "EMA", "SWA", "LastK", "accuracy")],
     ),
     "several": (
-        "Several members from one",
+        "Repetitions, folds and grids",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("grid", "replicate", "kfold", "bootstrap")],
     ),
     "rules": (
@@ -60,14 +60,14 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         "Training",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("train", "plan", "load")] + [("Settings", Settings)],
     ),
-    "attach": ("A run that goes on", [("argosy.attach", argosy.attach), ("AttachedRun", AttachedRun)]),
+    "attach": ("Live runs", [("argosy.attach", argosy.attach), ("AttachedRun", AttachedRun)]),
     "report": (
-        "What came out",
+        "Results",
         [("argosy.Report", Report), ("MemberResult", MemberResult), ("Comparison", Comparison)],
     ),
     "ensemble": ("Ensembles", [("Ensemble", Ensemble), ("argosy.distill", argosy.distill)]),
     "tune": (
-        "Searching",
+        "Hyper-parameter search",
         [
             ("argosy.tune", argosy.tune),
             ("argosy.Search", argosy.Search),
@@ -75,26 +75,26 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
             ("TrialResult", TrialResult),
         ],
     ),
-    "fit": ("Arrays in, predictions out", [("argosy.fit", fit), ("Fitted", Fitted)]),
+    "fit": ("Fit and predict on arrays", [("argosy.fit", fit), ("Fitted", Fitted)]),
     "tables": (
         "Tables",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("Classifier", "Regressor", "tabular")],
     ),
     "others": (
-        "Other libraries, other places",
+        "Other libraries",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("from_huggingface", "from_lightning")],
     ),
 }
 """Titles and contents of the pages, by file."""
 NAMES = {name for _, things in PAGES.values() for name, _ in things}
 INTRODUCTIONS = {
-    "rules": "A rule is asked at the end of each section, which is an epoch if `Study.validations_per_epoch` is 1. `rule | other` stops with the first of two, "
-    "`rule & other` with the last.",
-    "ensemble": "`report.ensemble(top=5)` makes one ([ensembling.md](../ensembling.md)).",
-    "train": "Each setting is a keyword of `argosy.train` and of `argosy.tune`, and a flag of `argosy run` and of `argosy tune`: `loader_workers=4` is "
+    "rules": "Rules are checked at the end of each section, which is an epoch if `Study.validations_per_epoch` is 1. `rule | other` stops as soon as either "
+    "rule holds, `rule & other` as soon as both do.",
+    "ensemble": "`report.ensemble(top=5)` returns an ensemble ([ensembling.md](../ensembling.md)).",
+    "train": "Each setting is a keyword of `argosy.train` and `argosy.tune`, and an option of `argosy run` and `argosy tune`: `loader_workers=4` is "
     "`--loader-workers 4`.",
 }
-MADE = "Made from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same."
+MADE = "Generated from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same text."
 
 
 def pages() -> dict[str, str]:
@@ -109,7 +109,7 @@ def _index() -> str:
         for file, (title, things) in PAGES.items()
     ]
     rows.append(f"| [Commands](commands.md) | {', '.join(f'`argosy {name}`' for name, _ in _commands_of(app))} |")
-    return f"# Reference\n\n{MADE}\n\n| page | what is on it |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return f"# Reference\n\n{MADE}\n\n| page | contents |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _page(file: str, title: str, things: Sequence[tuple[str, Any]]) -> str:
@@ -127,7 +127,7 @@ def _of_class(kind: type[Any]) -> Iterator[str]:
             f"| `{one.name}` | {_cell(one.type)} | {_cell(one.default)} | {_markdown(one.text)} |"
             for one in described_fields(kind)
         ]
-        yield "| field | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows)
+        yield "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
     for name, member in vars(kind).items():
         if name.startswith("_") or name in ("of", "reason", "certain", "watches", "max_epochs", "to_json", "forward"):
             continue
@@ -178,7 +178,7 @@ def _cell(code: str) -> str:
 
 
 def _commands() -> str:
-    parts = ["# Commands", "What `argosy --help` and `argosy COMMAND --help` say."]
+    parts = ["# Commands", "The text of `argosy --help` and `argosy COMMAND --help`."]
     for name, command in _commands_of(app):
         arguments = [param for param in command.params if isinstance(param, TyperArgument)]
         options = [param for param in command.params if isinstance(param, TyperOption) and not param.hidden]
@@ -193,7 +193,7 @@ def _commands() -> str:
         rows = [
             f"| `{', '.join(param.opts)}` | {_of_option(param)} | {_markdown(param.help or '')} |" for param in options
         ]
-        parts += ["| option | default | what it is |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
+        parts += ["| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
     return "\n\n".join(parts) + "\n"
 
 
