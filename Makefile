@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`.
+# The two commands for a fresh machine are `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
 
-# Threads of OpenMP that wait for work sleep: else those of one test turn on the cores that another one needs.
+# Let idle OpenMP threads sleep: otherwise those of one test spin on the cores that another test needs.
 test quick long newest: export OMP_WAIT_POLICY = passive
 
 test: $(VENV)/dev
@@ -51,7 +51,7 @@ $(VENV)/pip:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# Without build isolation, which would fetch the newest setuptools for the editable install.
+# No build isolation, which would fetch the newest setuptools for the editable install.
 $(VENV)/demo: $(VENV)/pip pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt setuptools torch
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[demo]"
@@ -61,13 +61,13 @@ $(VENV)/dev: $(VENV)/demo
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@
 
-# Apart, because the site needs nothing of the package, and the package nothing of the site.
+# A separate environment, because the site and the package need nothing of each other.
 $(VENV)-docs/done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/pip install -q -c constraints.txt mkdocs
 	touch $@
 
-# The newest of everything but torch, whose pin is changed by hand.
+# The newest version of everything but torch, whose pin is changed by hand.
 $(VENV)-newest: FORCE
 	$(PYTHON) -m venv --clear $@
 	grep "^torch==" constraints.txt > $@/torch.txt
