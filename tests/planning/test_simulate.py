@@ -63,7 +63,7 @@ def test_a_further_stream_waits_until_its_feeder_has_opened_the_data_once() -> N
     assert run.finished_seconds == pytest.approx({"a": 10.0, "b": 8.0, "c": 10.0})
 
 
-def test_where_devices_are_cores_every_stream_takes_of_what_trains() -> None:
+def test_on_cpus_preparing_a_stream_takes_cores_from_training() -> None:
     # Training on both cores takes all of them; each stream of 10 samples/s takes a quarter of the 40 that they could
     # prepare instead.
     both = workload(profile("a", 10.0), profile("b", 10.0), a=1, b=1)

@@ -72,7 +72,7 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: 
 
 
 @pytest.mark.parametrize("scheduler", ["hyperband", "asha"])
-def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
+def test_trials_that_fall_behind_are_compared_as_usual_and_train_the_same_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
 ) -> None:
     terms = {"scheduler": scheduler, "n_trials": 9, "numerics": "exact"}

@@ -41,7 +41,7 @@ def test_the_line_that_loads_the_best_trial_can_be_pasted(tmp_path: Path, space:
     assert [trial.state for trial in found.study.trials] == [trial.state for trial in report.study.trials]
 
 
-def test_of_means_it_loads_the_members_of_the_best_trial_as_one(tmp_path: Path) -> None:
+def test_the_line_loads_a_best_trial_of_several_members_as_one_network(tmp_path: Path) -> None:
     search = replace(SEARCH, build=folded, n_trials=2, scheduler="random", max_epochs=1)
     report = argosy.tune(search, directory=tmp_path, **HERE)
     assert {*pasted(report, search).names} == {*report.best_trial.members}
@@ -56,7 +56,7 @@ def test_keywords_beside_a_search_replace_its_own(tmp_path: Path) -> None:
     assert len(evidence.event_lines(tmp_path, "Proposed")) == 3
 
 
-def test_of_another_search_nothing_is_loaded(tmp_path: Path) -> None:
+def test_loading_with_another_search_is_refused(tmp_path: Path) -> None:
     argosy.tune(SEARCH, directory=tmp_path, n_trials=1, scheduler="random", max_epochs=1, **HERE)
     with pytest.raises(RunError, match="the directory holds a different search"):
         argosy.load(tmp_path, study=replace(SEARCH, seed=5))

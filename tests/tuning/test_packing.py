@@ -94,7 +94,7 @@ def test_each_policy_packs_as_the_paper_says() -> None:
     assert make_packing("planned", seed=0, choices=CHOICES) is None
 
 
-def test_the_nearest_are_so_by_places_in_lists_of_values_and_k_are_k() -> None:
+def test_knn_packs_hold_the_nearest_by_rank_in_lists_of_values() -> None:
     points = [{"lr": lr, "units": units, "net": net} for lr in CHOICES["lr"] for units in (8, 32) for net in ("a", "b")]
     waiting = candidates(*points)
     for size in (1, 2, 5):
@@ -133,7 +133,7 @@ def by_definition(directory: Path, *, anew: bool, most: int = 9, eta: int = 3) -
 
 
 @pytest.mark.parametrize(("warm", "policies"), [(True, PACKS), (False, PACKS[-2:])])
-def test_whoever_is_packed_with_whom_the_best_third_goes_on_and_is_what_it_is_alone(
+def test_packs_change_neither_which_third_is_promoted_nor_its_weights(
     tmp_path: Path, warm: bool, policies: list[str]
 ) -> None:
     tables = {}

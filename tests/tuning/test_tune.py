@@ -342,7 +342,7 @@ def test_what_is_enqueued_later_is_next_and_once(tmp_path: Path) -> None:
         found(6, [*known, {"lr": 0.07}])
 
 
-def test_a_parameter_is_told_under_its_name_and_what_a_metric_of_that_name_was_beside_it(tmp_path: Path) -> None:
+def test_parameters_metrics_and_fields_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
     def halved(parameters: dict[str, Any]) -> argosy.Member:
         return replace(build(parameters), schedule=partial(LambdaLR, lr_lambda=lambda _: 0.5))
 

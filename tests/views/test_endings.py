@@ -130,7 +130,7 @@ def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest
 
 
 @pytest.mark.tampers
-def test_of_drivers_that_were_killed_nobody_knows_how_long_they_worked(tmp_path: Path) -> None:
+def test_the_time_of_killed_drivers_is_reported_as_unknown(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
     killed = list(voyages.scheduler(study, epochs=1, end=False))
     later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]
@@ -169,7 +169,7 @@ def test_workers_of_several_drivers_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.tampers
-def test_who_has_one_stretch_of_data_reads_no_table_of_them(report: Report) -> None:
+def test_a_report_of_one_leg_has_no_table_of_legs(report: Report) -> None:
     assert len(report.legs) == 1
     assert "Training took 20.0 s of this (16.0 s predicted)." in printed(report)
     assert "leg" not in printed(report).split()
@@ -196,7 +196,7 @@ def test_a_notebook_shows_the_table_without_what_all_have_in_common(report: Repo
 
 
 @pytest.mark.tampers
-def test_the_time_between_two_drivers_is_nobodys(tmp_path: Path) -> None:
+def test_the_time_between_two_drivers_does_not_count(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
     killed = list(voyages.scheduler(study, epochs=1, end=False))
     later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]

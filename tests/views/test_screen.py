@@ -165,7 +165,7 @@ def test_an_epoch_that_goes_on_counts_in_part() -> None:
     assert screen.rows[0].epochs == 0.5
 
 
-def test_what_a_section_has_counts_once_however_late_workers_say_how_far_they_are() -> None:
+def test_late_progress_does_not_count_an_ended_section_twice() -> None:
     study = studies.study(voyages.LENGTH, fleet=[studies.member("one")], epochs=2)
     gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
     said = [

@@ -127,7 +127,7 @@ def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
     assert ("40%, 16 of 40 epochs" if drawn else "40% of all epochs (16 of 40)") in text
 
 
-def test_of_what_goes_wrong_the_first_few_are_told_at_once(tmp_path: Path) -> None:
+def test_only_the_first_few_failures_are_shown_at_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     view, study = Terminal(console), voyages.asked(20, epochs=5)
     state = begun(view, study, tmp_path)
