@@ -73,7 +73,7 @@ def study(kind: str, length: int, epochs: int, *, augment: Any = None) -> argosy
 
 
 class Surroundings:
-    """Everything beside its directory that a run depends on, placed where the faults can reach it."""
+    """Everything that a run depends on besides its directory, placed where the faults can reach it."""
 
     def __init__(self, folder: Path, settings: str, *, data: str, length: int, epochs: int) -> None:
         self.directory, self.settings = folder / "run", settings

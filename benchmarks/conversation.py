@@ -170,7 +170,7 @@ def against_loop(work: Work, folder: Path) -> dict[str, float]:
 
 
 def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str, float]:
-    """Add so many members to a running study by so many commands; return what the driver worked until the last of them trained."""
+    """Add `count` members to a running study by `commands` commands; return what the driver worked until the last of them trained."""
     names = [f"added-{number}" for number in range(count)]
     with tempfile.TemporaryDirectory(dir=folder) as name:
         out = Path(name)
@@ -209,7 +209,7 @@ def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str
 
 
 def names_of(count: int) -> tuple[str, ...]:
-    """Return the names of so many members."""
+    """Return the names of `count` members."""
     return tuple(f"m{number:05d}" for number in range(count))
 
 

@@ -21,7 +21,7 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """A judge who lets so many members train at a time: each rests after a section, and those that have trained least continue."""
+    """A judge who lets `width` members train at a time: each rests after a section, and those that have trained least continue."""
 
     def __init__(self, width: int) -> None:
         self.width = width

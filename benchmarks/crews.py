@@ -101,7 +101,7 @@ def quiet(out: Path, *, steady: int, epochs: int, samples: int) -> Ship:
 
 
 def worked(ship: Ship) -> dict[str, float]:
-    """Return the seconds from the first start until members to which nothing happens have ended their last section, and the CPU time of all."""
+    """Return the seconds from the first start to the last section of members to which nothing happens, and the CPU time of all."""
     found = ship.end()
     lines = [json.loads(line) for line in (ship.directory / "journal.jsonl").read_text().splitlines()]
     steady = [line for line in lines if line["event"] == "SectionEnded" and line["member"].startswith("steady")]

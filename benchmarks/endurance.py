@@ -1,8 +1,8 @@
 """A run of thousands of blocks: compares each process's descriptors, memory and shared segments at the end with those before.
 
 The run is ``argosy run`` with a Dataset, loader workers, two trainers, a member whose batches are views of blocks and
-one whose batches are gathered across blocks. With ``--dev-shm-mib 1`` it runs in a mount namespace of its own, where
-/dev/shm is that small and the ring alone is larger.
+one whose batches are gathered across blocks. With ``--dev-shm-mib 1`` it runs in its own mount namespace, with a
+/dev/shm of that size, which the ring alone exceeds.
 
 Batches are much smaller than the 2 MiB by which a process may grow. When small allocations fill the gap that a batch
 left, the heap grows by one batch at some time, which must not be taken for a leak.
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 def watch(folder: Path, blocks: int) -> list[Snapshot]:
-    """Run so many blocks, and sample the processes meanwhile."""
+    """Run for this number of blocks, and sample the processes meanwhile."""
     per_epoch = blocks // EPOCHS
     train, val = ROWS * (per_epoch - per_epoch // 10), ROWS * (per_epoch // 10)
     (folder / "study.py").write_text(STUDY.format(train=train, val=val, rows=ROWS, epochs=EPOCHS))

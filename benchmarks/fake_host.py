@@ -1,6 +1,6 @@
 """A process with many fake workers of one node, each with its own connection to the driver; and the fork server that starts such processes.
 
-Before each report of an epoch, a trainer sends so many progress messages, as real ones do that train for some seconds.
+Before each report of an epoch, a trainer sends a number of progress messages, like a real one that trains for some seconds.
 All workers send as fast as the driver reads.
 """
 

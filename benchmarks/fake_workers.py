@@ -69,7 +69,7 @@ def costs() -> list[Profile]:
 
 
 def names_of(count: int) -> list[str]:
-    """Return the names of so many members."""
+    """Return the names of `count` members."""
     return [f"m{number:05}" for number in range(count)]
 
 
@@ -79,7 +79,7 @@ def cost_of(name: str) -> Profile:
 
 
 def study_of(count: int, stop: Stop) -> argosy.Study:
-    """Return a study of so many members, no two of which do the same work."""
+    """Return a study of `count` members, no two of which do the same work."""
     nothing = argosy.Data(arrays=[torch.zeros(LENGTH, 1), torch.zeros(LENGTH)])
     members = [
         argosy.Member(name, model=partial(nn.Linear, 1, 1 + number), optimizer=partial(SGD, lr=0.1), batch_size=BATCH)

@@ -28,7 +28,7 @@ from fuzzing import Asked, differences, invalid, refusal, valid
 CHUNK = 100
 """Studies of one generator, which keeps those that it has made in memory."""
 ONE_IN = 5
-"""One in so many studies is invalid."""
+"""One study in this number is invalid."""
 
 
 def wrong_of(asked: Any, folder: Path) -> list[str]:
@@ -42,7 +42,7 @@ def wrong_of(asked: Any, folder: Path) -> list[str]:
 
 
 def campaign(first: int, studies: int, until: float, told: Callable[[list[str]], None]) -> int:
-    """Run so many studies, chunk by chunk; return for how many there was time."""
+    """Run up to this number of studies, chunk by chunk; return how many there was time for."""
     done = 0
     torch.set_num_threads(1)
     both = integers(1, ONE_IN).flatmap(lambda number: invalid() if number == ONE_IN else valid())

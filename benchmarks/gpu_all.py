@@ -1,4 +1,4 @@
-"""Checks everything that is claimed of GPUs on one GPU: all sections, or a part that takes at most ten minutes.
+"""Checks all claims about GPUs on one GPU: all sections, or a part that takes at most ten minutes.
 
     python benchmarks/gpu_all.py [--part 1|2|3] [--rehearse] [--json]
 

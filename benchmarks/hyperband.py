@@ -2,7 +2,7 @@
 
 Time counts from the first step to the end of the last trial; starting processes comes before it on all sides. `none` is
 the paper's baseline: one trial after another in one warm process, with its own loader. All policies of Argosy run with
-numerics="exact", so that each trial must reach the same whatever it is packed with; `planned` runs once more with
+numerics="exact", so that each trial must reach the same in any pack; `planned` runs once more with
 programs that are faster and equal within rounding. Optuna with a pool of processes and Ray Tune (if it is installed)
 train the same configurations. They choose themselves which to stop, so their time is also given at equal epochs.
 """

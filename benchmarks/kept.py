@@ -52,7 +52,7 @@ RATE_EPOCHS = 6
 ROUNDING = 1e-3
 """The most that a weight may differ from the loop's, which rounds its steps differently from a run with numerics 'equivalent'."""
 PART = 10
-"""Rows on disk take so many times the memory that they may use."""
+"""How many times the memory that they may use the rows on disk take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,7 @@ def places(count: int, block_size: int) -> Iterator[Place]:
 
 
 def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]:
-    """Deliver so many samples of an epoch into blocks that nobody reads; return the seconds that it took."""
+    """Deliver `count` samples of an epoch into blocks without readers; return the seconds that it took."""
     block_size = choose_block_size(sources["train"].layout)
     preparation, selector = preparation_of(sources, block_size)
     if sources["train"].parallel:

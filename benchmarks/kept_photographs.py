@@ -56,7 +56,7 @@ class Decoded(Dataset[tuple[Tensor, int]]):
 
 
 class Several(Decoded):
-    """The files repeated so many times, one pass after another."""
+    """The files repeated `times` times, one pass after another."""
 
     def __init__(self, folder: Path, times: int) -> None:
         super().__init__(folder)

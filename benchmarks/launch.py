@@ -4,7 +4,7 @@
   ``agents`` (two nodes, as ``srun`` would start them here), and ``ray`` if it is installed, with Ray's own start apart.
 * ``conversation``: a real driver with real connections to a thousand workers that only talk (`fake_host.py`), many in
   each process: messages per second from the end of the first epoch to the end of the last. For each epoch a member
-  sends so many progress messages and one report with its figures and its file; reports are journaled.
+  sends ``--words`` progress messages and one report with its figures and its file; reports are journaled.
 * ``planning``: the same driver with 1,024 workers in its own process that take no time (`fake_workers.py`): its CPU
   seconds from the end of an epoch until all workers have been answered and may continue. Cases: nothing changes; a
   tenth of the members end and the policy is asked; a node is lost and all members are planned anew. Members cost as
@@ -125,7 +125,7 @@ class Count(Silent):
 
 
 def cluster_of(nodes: int, devices: int) -> Cluster:
-    """Return a made-up cluster of so many nodes with so many devices each."""
+    """Return a made-up cluster of `nodes` nodes with `devices` devices each."""
     slots = [Device(name=f"cpu:{slot}", node="local", kind="cpu", memory_bytes=MEMORY_BYTES) for slot in range(devices)]
     return Cluster(nodes=tuple(node_of(f"node{number}", tuple(slots), devices) for number in range(nodes)))
 

@@ -30,7 +30,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def multiplied(profiles: Sequence[Profile], times: int) -> list[Profile]:
-    """Return so many variants of each profile, each a little faster than the last."""
+    """Return `times` variants of each profile, each a little faster than the last."""
     return [
         replace(
             profile,

@@ -51,7 +51,7 @@ def run(
     output: Path,
     memory: bool = False,
 ) -> Cost:
-    """Run the commands, so many at a time; raise CalledProcessError if one fails.
+    """Run the commands, `at_once` at a time; raise CalledProcessError if one fails.
 
     Sampling `memory` takes CPU time from the commands, so leave it out when time is measured.
     """

@@ -33,7 +33,7 @@ BURST_SECONDS = 0.25
 
 
 class Bucket:
-    """A token bucket that passes so much a second; it makes up within a moment for a late caller."""
+    """A token bucket with a rate per second; a late caller may catch up within a moment."""
 
     def __init__(self, per_second: float) -> None:
         self.per_second = per_second
@@ -42,7 +42,7 @@ class Bucket:
         self._lock = threading.Lock()
 
     def take(self, amount: float) -> None:
-        """Queue so much."""
+        """Queue this amount."""
         with self._lock:
             self._free = max(time.monotonic() - BURST_SECONDS, self._free) + amount / self.per_second
 
@@ -52,7 +52,7 @@ class Bucket:
 
 
 class Images(Dataset[Tensor]):
-    """Samples prepared at the rate of a node of Titan; the process that opens them gets a link of so many samples a second."""
+    """Samples prepared at the rate of a node of Titan; the process that opens them gets a link with this rate of samples."""
 
     def __init__(self, link_samples_per_second: float) -> None:
         self.link_samples_per_second = link_samples_per_second
@@ -143,7 +143,7 @@ def _touch(model: Any, batch: Any) -> Tensor:
 
 
 def study(count: int, *, link: float, epochs: int) -> argosy.Study:
-    """Return a study of so many stripped networks, on links of so many samples a second."""
+    """Return a study of `count` stripped networks, on links of `link` samples a second."""
     members = [
         argosy.Member(
             f"network-{number:02}",

@@ -1,4 +1,4 @@
-"""Runs a search under kill -9: every so many seconds one of its processes is killed, sometimes the driver, and then the command is repeated.
+"""Runs a search under kill -9: every few seconds one of its processes is killed, sometimes the driver, and then the command is repeated.
 
 It must end with the table of an undisturbed search: the same trials, the same epochs, the same losses, bit for bit.
 """

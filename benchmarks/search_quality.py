@@ -78,7 +78,7 @@ class Workers:
             yield self.free[0][0]
 
     def work(self, curve: Curve, begun: int, until: int) -> float:
-        """Let the free worker train so far; return when it is done."""
+        """Let the free worker train to this epoch; return when it is done."""
         at, number = heapq.heappop(self.free)
         before = curve.seconds[begun - 1] if begun else 0.0
         for epoch in range(begun, until):

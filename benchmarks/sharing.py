@@ -199,7 +199,7 @@ def beside_peak(name: str, nodes: int) -> str:
 
 
 def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
-    """Return the wall time of ``none`` over that of a stream, with so many cores for the whole run: ``<pipeline>/<cores>``."""
+    """Return the wall time of ``none`` over that of a stream, for each number of cores that the run may use: ``<pipeline>/<cores>``."""
     speedups, limit = {}, f", limit {cell.limit('local'):.2f}" if cell else ""
     runs = pipelines(EIGHT)
     for cores in (1, 2):

@@ -81,9 +81,9 @@ class Alone:
     """CPU seconds of an epoch, each part alone."""
 
     preparing: float
-    """P."""
+    """P of an epoch."""
     training: float
-    """T of all members."""
+    """T of an epoch of all members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +182,7 @@ def _figures(tree: Tree, folder: Path) -> tuple[float, int, int]:
 
 
 def _work_until(journal: Path, epochs: int, tree: Tree, others: Tree | None) -> float:
-    """Let a run work until so many epochs have ended, in turns with others; return the seconds of its own turns."""
+    """Let a run work until this number of epochs has ended, in turns with others; return the seconds of its own turns."""
     worked, began = 0.0, time.perf_counter()
     while not journal.exists() or journal.read_text().count(ENDED) < epochs:
         tree.check()

@@ -38,7 +38,7 @@ def member(name: str, **rest: Any) -> argosy.Member:
 def study(
     members: Sequence[argosy.Member], *, samples: int, val: int, epochs: float, sections: int = 1
 ) -> argosy.Study:
-    """Return a study of these members on so many samples."""
+    """Return a study of these members on this number of samples."""
     return argosy.Study(
         data=argosy.Data(arrays=table(samples, seed=1), val_arrays=table(val, seed=2)),
         members=members,

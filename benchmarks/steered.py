@@ -74,7 +74,7 @@ def parts(name: str, seed: int) -> list[Arrays]:
 
 
 def mlp(inputs: int, outputs: int, width: int, depth: int, dropout: float) -> nn.Sequential:
-    """Return a network with so many hidden layers."""
+    """Return an MLP with `depth` hidden layers."""
     widths = [inputs, *[width] * depth]
     layers = [
         layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU(), nn.Dropout(dropout))
@@ -159,7 +159,7 @@ def compared(name: str, seeds: Sequence[int], count: int, epochs: int, patience:
             data=argosy.Data(arrays=train_samples, val_arrays=val),
             members=members(train_samples[0].shape[1], SETS[name][1], count, seed),
             stop=argosy.MaxEpochs(epochs),
-            ensemble=argosy.EnsemblePlateau(patience=epochs),  # patience so long that it ends no member
+            ensemble=argosy.EnsemblePlateau(patience=epochs),  # patient enough to end no member
             seed=seed,
         )
         with tempfile.TemporaryDirectory() as folder:

@@ -99,7 +99,7 @@ def by_hand(
 def by_argosy(
     work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False, numerics: str = "exact"
 ) -> Outcome:
-    """Run ``argosy run`` with so many CPU devices."""
+    """Run ``argosy run`` on this number of CPU devices."""
     command = [sys.executable, "-m", "argosy", "run", str(HERE / "together_study.py")]
     command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--numerics", numerics, "--json"]
     environment = {
@@ -190,7 +190,7 @@ def bytes_per_member(work: Work, folder: Path) -> float:
 
 
 def prepare(folder: Path, seconds: float) -> Work:
-    """Write as many files as keep all cores busy for so long on the fastest side, and the tensors for T."""
+    """Write enough files to keep all cores busy for `seconds` on the fastest side, and the tensors for T."""
     write_photographs(folder / "trial", 256, seed=0)
     prepared = seconds * CORES / _seconds_per_sample(folder / "trial")
     epochs = 4 if seconds >= 30 else 2

@@ -1,4 +1,4 @@
-"""Measures a search's CPU time per trial beside the training: Argosy's own, and apart from it the sampler's and the storage's.
+"""Measures a search's CPU time per trial apart from the training: Argosy's own, and apart from it the sampler's and the storage's.
 
 Trials do next to no work: one weight, one batch an epoch, one epoch each, all on one device in this process. A second
 search of fewer trials is subtracted to remove what does not depend on their number (imports, the first measuring).

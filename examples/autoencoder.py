@@ -12,7 +12,7 @@ x = torch.tensor(load_digits().data / 16, dtype=torch.float32)
 
 
 def autoencoder(width: int) -> nn.Module:
-    """Return a network that encodes 64 pixels as so many numbers and decodes them again."""
+    """Return a network that encodes 64 pixels as `width` numbers and decodes them again."""
     encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, width))
     return nn.Sequential(encoder, nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64)))
 

@@ -47,7 +47,7 @@ def epochs(member: str) -> float:
 
 
 def wait_for(member: str, more: float) -> None:
-    """Wait until a member has trained so many more epochs."""
+    """Wait until a member has trained `more` epochs more."""
     begun = epochs(member)
     while epochs(member) < begun + more:
         time.sleep(0.2)

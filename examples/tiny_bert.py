@@ -15,7 +15,7 @@ import argosy
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
-    """So many sentences of eight words."""
+    """Sentences of eight words."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.words = torch.randint(2, 12, (length, 8), generator=torch.Generator().manual_seed(seed))

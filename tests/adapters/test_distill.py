@@ -164,7 +164,7 @@ def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path, mi
 
 
 def test_a_student_of_mixed_inputs_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
-    """With trainers in processes, to which the teacher is sent: "one" trained alone in two runs equals "one" trained at once beside another."""
+    """A student trained in two runs equals the same student trained in one run beside another; the teacher is sent to trainer processes."""
     teachers = taught(tmp_path, "arrays")
 
     def weights(*students: str, directory: str, epochs: int) -> list[Tensor]:

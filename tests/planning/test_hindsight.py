@@ -28,7 +28,7 @@ DEVICES = tuple(map(asdict, devices(2)))
 
 
 def section(member: str, epoch: int, seconds: float) -> SectionEnded:
-    """Return the end of an epoch that took so long."""
+    """Return the end of an epoch that took `seconds`."""
     return SectionEnded(
         member=member,
         device="node0/cuda:0",

@@ -27,7 +27,7 @@ def streams_of(situation: Situation) -> list[set[str]]:
 
 
 def test_whoever_may_outlast_all_others_gets_a_pace_of_its_own() -> None:
-    # On four devices the others are expected to take 0.375 of the time that "slow" may need, so it shares with none.
+    # On four devices all members are expected to end after 0.375 of the time that "slow" may need, so it shares with none.
     first, second = streams_of(situation_of(ONE_SLOW, devices(4)))
     assert first == {"slow"} and len(second) == 20
 
@@ -70,7 +70,7 @@ def test_where_all_are_long_every_device_gets_a_stream_and_the_others_wait() -> 
 
 
 def test_members_share_a_device_until_its_stream_is_slow_enough_to_feed() -> None:
-    # The three streams beside leave 4 of 7 samples/s. Two members of rate 12 would read 6 a second, three read 4.
+    # The three other streams leave 4 of 7 samples/s. Two members of rate 12 would read 6 a second, three read 4.
     cluster = devices(4)
     beside = tuple(Flotilla(placements=(Placement.whole(profile(f"b{n}", 1.0), cluster[n].name),)) for n in range(3))
     fast = [profile(f"m{number}", 12.0) for number in range(40)]

@@ -101,7 +101,7 @@ def test_a_killed_search_that_learns_ends_like_any_other(
     for number, cut in enumerate([1, middle - 1, middle, middle + 1, proposed[-1] + 1, len(whole) - 2]):
         again = shutil.copytree(run, tmp_path / f"killed-{number}")
         (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
-        (again / "study.json").unlink()  # It is never ahead of the journal.
+        (again / "study.json").unlink()  # this file is never ahead of the journal
         found = tune(again, study_name="run", **terms)
         assert found.parameters == report.parameters, cut
         assert outcome(found) == outcome(report), cut

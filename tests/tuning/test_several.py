@@ -209,7 +209,7 @@ def test_a_killed_search_ends_with_the_same_trials_and_goes_on_with_more(
     for number, cut in enumerate([places[len(places) // 2], places[len(places) // 2] + 1, places[-1], len(whole) - 2]):
         again = shutil.copytree(run, tmp_path / f"killed-{number}")
         (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
-        (again / "study.json").unlink()  # It is never ahead of the journal.
+        (again / "study.json").unlink()  # this file is never ahead of the journal
         found = search(again, study_name="run", **terms)
         assert found.parameters == report.parameters, cut
         assert found.table() == report.table(), cut

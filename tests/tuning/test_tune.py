@@ -209,7 +209,7 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
     again = shutil.copytree(run, tmp_path / "killed")
     (again / "journal.jsonl").write_bytes(b"".join(whole[: began + 1]))
-    (again / "study.json").unlink()  # It is never ahead of the journal.
+    (again / "study.json").unlink()  # this file is never ahead of the journal
     with pytest.warns(MemberFailed):
         found = tune(
             again, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler

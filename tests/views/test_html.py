@@ -1,4 +1,4 @@
-"""Tests the report as a page: one file that needs no network, whatever members are called, also for large runs."""
+"""Tests the report as a page: one file that needs no network, for members of any name and for large runs."""
 
 import importlib.util
 import json
@@ -677,7 +677,7 @@ def test_curves_are_zoomed_by_dragging_and_by_keys(tmp_path: Path) -> None:
         picked = "chosen.picked.length"
 
         def stretched(first: float, last: float) -> list[float]:
-            """Where points are when what was from the first to the last share of the figure has all the room."""
+            """Return where the points lie if this part of the figure's width is stretched over all of it."""
             first, last = first * width, last * width
             return [left + (x - first) / (last - first) * (right - left) for x, _ in whole]
 
