@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=21, help="epochs; ten changes at the end of each but the last")
     parser.add_argument("--samples", type=int, default=6400)
     parser.add_argument("--members", type=int, default=10, help="members of the studies with sections")
-    long = "samples of an epoch with sections: so many that 3 %% of a run are more than what runs differ by"
+    long = "samples of an epoch with sections: enough that 3 %% of a run exceeds the differences between runs"
     parser.add_argument("--long-samples", type=int, default=320_000, help=long)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these parts")
     options = parser.parse_args()

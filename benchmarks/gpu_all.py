@@ -168,7 +168,7 @@ def memory_is_what_torch_counts(site: Site) -> Outcome:
     """Compare the memory in members' profiles with the most that torch counts in a loop of their own."""
     backend = backend_of(site.device)
     if backend.memory_in_use() is None:
-        return Outcome(holds=True, figures={"memory": f"nobody counts it on {site.device}"})
+        return Outcome(holds=True, figures={"memory": f"not counted on {site.device}"})
     inputs, target = (t.to(backend.device) for t in demo.normalize(digits(512, 3)))
     fleet = [
         argosy.Member("wide", model=partial(dropping, hidden=4096), optimizer=Adam, batch_size=512),
@@ -205,7 +205,7 @@ def steps_wait_for_nothing(site: Site) -> Outcome:
     backend = backend_of(site.device)
     if not site.real or not records(backend):
         # A CPU's operators read values themselves; tests/training/test_waits.py looks for waits on torch's meta device.
-        return Outcome(holds=True, figures={"waits": f"torch tells of none on {site.device}"})
+        return Outcome(holds=True, figures={"waits": f"torch reports none on {site.device}"})
     found = {}
     for kind, more in packs.UNWAITING.items():
         for count, holes in ((1, ()), (1, (3, 15, 40, 70)), (3, ())):
