@@ -787,12 +787,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "accuracy on one logit": (
         {"model": ONE, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
         (X, (CLASSES % 2).float()[:, None]),
-        r"accuracy needs one output per class, \[batch, classes\]; found outputs of shape \[16, 1\]",
+        r"accuracy was given outputs of shape \[16, 1\]; it needs one per class",
     ),
     "accuracy on flat logits": (
         {"model": Flat, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
         (X, (CLASSES % 2).float()),
-        r"accuracy needs one output per class, \[batch, classes\]; found outputs of shape \[16\]",
+        r"accuracy was given outputs of shape \[16\]; it needs one per class",
     ),
     "accuracy of one-hot targets": (
         {"metrics": {"accuracy": argosy.accuracy}},

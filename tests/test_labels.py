@@ -126,7 +126,7 @@ def folds(how: str, labels: Any) -> list[argosy.Member]:
 @pytest.mark.parametrize("labels", MISSING.values(), ids=MISSING)
 def test_a_missing_label_is_refused_by_its_row(how: str, labels: Any) -> None:
     with pytest.raises(
-        StudyError, match=rf"kfold: {how}= has no value for 1 of its 20 samples \(row 1, counted from 0\)"
+        StudyError, match=rf"kfold: {how}= has no value for 1 of its 20 samples \(row 1; counted from 0\)"
     ):
         folds(how, labels)
 
@@ -164,7 +164,7 @@ def fitted(y: Any, loss: Callable[..., Any] | None = None, outputs: int = 2) -> 
 
 @pytest.mark.parametrize("labels", MISSING.values(), ids=MISSING)
 def test_fit_refuses_a_target_that_is_missing(labels: Any) -> None:
-    with pytest.raises(StudyError, match=r"fit: y has no value for 1 of its 20 samples \(row 1, counted from 0\)"):
+    with pytest.raises(StudyError, match=r"fit: y has no value for 1 of its 20 samples \(row 1; counted from 0\)"):
         fitted(labels)
 
 

@@ -410,14 +410,14 @@ def test_masked_values_are_refused() -> None:
 def test_missing_labels_are_named_by_their_rows(gone: Any) -> None:
     labels = Series(WORDS, dtype=object)
     labels[3] = gone
-    with pytest.raises(StudyError, match=r"argosy.Classifier: y has no value for 1 of its 120 samples \(row 3,"):
+    with pytest.raises(StudyError, match=r"argosy.Classifier: y has no value for 1 of its 120 samples \(row 3;"):
         argosy.Classifier(TINY).fit(X, labels)
 
 
 def test_words_of_other_libraries_are_told_what_there_is() -> None:
     with pytest.raises(StudyError, match=r"^argosy.Classifier has no keyword class_weight=: .* sample_weight"):
         argosy.Classifier(class_weight="balanced")
-    with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=: use folds="):
+    with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=: give folds="):
         argosy.Regressor(n_splits=3)
 
 

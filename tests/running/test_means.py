@@ -57,7 +57,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
     ):
         with pytest.raises(type(error), match="/data"), refusals_told(tmp_path):
             raise error
-    assert "Check the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
+    assert "See to the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
 
 
 LIMITED = """

@@ -235,8 +235,7 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(
-        StudyError,
-        match=r"^Data.arrays: its arrays have 3, 4 rows; all of them must have the same number of rows, at least 1",
+        StudyError, match=r"^Data.arrays: its arrays have 3, 4 rows; give all of them the same number, above 0"
     ):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 
@@ -364,13 +363,15 @@ def test_what_can_be_read_once_only_is_refused(lines: Any) -> None:
 
 
 def test_a_set_has_no_order() -> None:
-    with pytest.raises(StudyError, match=r"^Data\.train is a set, whose order differs between processes\. Pass sorted"):
+    with pytest.raises(
+        StudyError, match=r"^Data\.train is a set, whose order differs from process to process\. Give sorted"
+    ):
         Data(train={"a", "b"})
 
 
 def test_the_dataset_of_a_loader_is_asked_for() -> None:
     with pytest.raises(
-        StudyError, match=r"is a DataLoader, which returns batches, .*\. Pass loader.dataset, and set batch_size"
+        StudyError, match=r"is a DataLoader, which makes batches, .*\. Give its dataset, loader.dataset; batch_size"
     ):
         Data(train=DataLoader(studies.Vectors(30)))
 
