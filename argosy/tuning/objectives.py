@@ -83,15 +83,15 @@ class Objectives:
             found = self.constraints(reached)
         except Exception as error:  # boundary between the user's code and ours
             raise StudyError(
-                f"constraints raised {error!r}, given what a trial has reached: {', '.join(sorted(reached))}. Fix it, and give the same "
-                "command again."
+                f"constraints raised {error!r} when called with a trial's results: {', '.join(sorted(reached))}. "
+                "Fix the function, and run the same command again."
             ) from error
         if not isinstance(found, Sequence) or not all(
             isinstance(value, int | float) and value == value for value in found
         ):
             raise StudyError(
-                f"constraints returned {shown(found)}; it must return a list of numbers, as [reached['seconds'] - 60], each at most 0 where "
-                "the constraint is kept."
+                f"constraints returned {shown(found)}; it must return a list of numbers, for example "
+                "[reached['seconds'] - 60]. A constraint is met if its number is at most 0."
             )
         return tuple(map(float, found))
 

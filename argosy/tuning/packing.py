@@ -108,6 +108,6 @@ def check_packs(packs: str) -> None:
     """Raise StudyError for a text that means no packing."""
     if not isinstance(packs, str) or (packs not in ("planned", "none", "batch-size") and not SIZED.fullmatch(packs)):
         raise StudyError(
-            f"packs is {packs!r}; choose planned, none, batch-size, or random(k) or knn(k) for packs of k trials, as "
-            "'knn(9)'."
+            f"packs is {packs!r}; choose planned, none, batch-size, or random(k) or knn(k) for packs of k trials, "
+            "for example 'knn(9)'."
         )

@@ -71,8 +71,9 @@ class SearchReport:
         if found is None:
             folder = self.run.directory
             raise RunError(
-                f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has failed, diverged or "
-                f"been stopped, breaks a constraint, or reached no number. See `argosy status {shlex.quote(str(folder))}`."
+                f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has "
+                "failed, diverged or been stopped, violates a constraint, or has no finite value. See `argosy "
+                f"status {shlex.quote(str(folder))}`."
             )
         return found
 
@@ -108,8 +109,8 @@ class SearchReport:
         name, members = self.best_trial.name, self.best_trial.members
         if len(members) > 1:
             raise RunError(
-                f"the best trial, {name!r}, is the mean of {len(members)} members and has no network of its own: use "
-                f"report.run.member({members[0]!r}), or report.run.ensemble(members=report.best_trial.members)."
+                f"the best trial, {name!r}, is the mean of {len(members)} members, so it has no single network. "
+                f"Use report.run.member({members[0]!r}), or report.run.ensemble(members=report.best_trial.members)."
             )
         return self.run.member(members[0])
 
@@ -191,7 +192,7 @@ class SearchReport:
         of = f"{len(set(self.trials.values()))} trials, {counted(statuses(self.rows, self.trials))}; {self.epochs:g} epochs"
         more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
         state, page = run.status, f"argosy report {folder} --open"
-        further = "Search further", f"with more {more} than before, {again}"
+        further = "Search further", f"with a larger {more}, {again}"
         stop = f"argosy stop {folder} NAME; without a name it stops all"
         actions = {
             "running": (("Watch it", f"{page} --live"), ("Stop a trial", stop)),

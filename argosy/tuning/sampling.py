@@ -38,7 +38,9 @@ try:
     from optuna.trial import FrozenTrial, TrialState
     from sqlalchemy.exc import SQLAlchemyError
 except ModuleNotFoundError as _error:
-    raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from _error
+    raise StudyError(
+        "argosy.tune needs Optuna, which is not installed. Install it: pip install 'argosy[tune]'."
+    ) from _error
 
 __all__ = ["Copy", "Outcome", "Sampling", "default_sampler", "write_plots"]
 
@@ -106,8 +108,8 @@ class Copy:
         except (SQLAlchemyError, ImportError, ValueError) as error:
             # Without the address, in which there may be a password.
             raise RunError(
-                f"Optuna's storage cannot be opened: {str(error).splitlines()[0]}. Give another, as sqlite:///search.db, or "
-                "none for a file in the directory."
+                f"Optuna's storage cannot be opened: {str(error).splitlines()[0]}. Choose another, for example "
+                "sqlite:///search.db, or omit storage= to use a file in the directory."
             ) from error
         self._known: dict[int, tuple[int, set[int]]] = {}
         """By a trial's number: its number in the storage, and the steps that are reported there."""
@@ -140,8 +142,8 @@ class Copy:
         self._writer.join()
         if self._failure is not None:
             raise RunError(
-                f"Optuna's storage of {self.name!r} could not be written: {self._failure}. The search itself is whole; run the "
-                "same command again, which writes there what lacks."
+                f"Optuna's storage of {self.name!r} could not be written: {self._failure}. The search itself is "
+                "complete. Run the same command again to write the missing results there."
             ) from self._failure
 
     def _write_news(self) -> None:
@@ -181,8 +183,8 @@ class Copy:
             study.set_user_attr(OWNER, self.owner)
         elif owner != self.owner:
             raise RunError(
-                f"the storage has a study {self.name!r} that is not the search in this directory, but of "
-                f"{owner or 'another program'}. Choose another study_name."
+                f"the storage has a study {self.name!r} that belongs to {owner or 'another program'}, not to the "
+                "search in this directory. Choose another study_name."
             )
         return study
 
@@ -266,18 +268,19 @@ class Sampling:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
         place = next(iter(self.waiting), None)
-        with mistakes_in("the space, or the sampler that it asks,", "Fix it, and give the same command again."):
+        with mistakes_in("the space, or the sampler that it uses,", "Fix it, and run the same command again."):
             return self._ask() if place is None else self._enqueued(place)
 
     def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
         given = dict(self.waiting[place])
         found, built_from = self._given(
-            given, lambda why: StudyError(f"enqueue[{place}] is {given}, and {why}. Give values of the space.")
+            given, lambda why: StudyError(f"enqueue[{place}] is {given}, but {why}. Use values of the space.")
         )
         if lacking := [name for name in given if name not in found]:
             raise StudyError(
-                f"enqueue[{place}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
+                f"enqueue[{place}] has {lacking[0]!r}, which the space does not suggest; it suggests "
+                f"{', '.join(found)}. Remove it."
             )
         return found, built_from
 
@@ -312,7 +315,7 @@ class Sampling:
             warnings.simplefilter("ignore")  # a space's warnings were shown when the trial was new
             found, built_from = self._given(parameters, lambda why: RunError(_changed(number, parameters, why)))
         if found != parameters:
-            raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
+            raise RunError(_changed(number, parameters, f"the space now has {', '.join(found) or 'nothing'}"))
         if self.points is not None:
             self.points.pop(_place(found), None)
         return found, built_from
@@ -370,7 +373,8 @@ class Sampling:
             trial, built_from = self._suggest()
         except ModuleNotFoundError as error:
             raise StudyError(
-                f"sampler: {_name(self.sampler)} needs {error.name}, which is not installed: pip install {error.name}."
+                f"sampler: {_name(self.sampler)} needs {error.name}, which is not installed. Install it: pip "
+                f"install {error.name}."
             ) from error
         finally:
             self._shown.asking = False
@@ -378,8 +382,8 @@ class Sampling:
         strange = {name: value for name, value in trial.params.items() if not isinstance(value, PLAIN)}
         if strange or not trial.params:
             raise StudyError(
-                f"space: a trial's parameters must be numbers, texts, bools or None; found {strange or 'none at all'}. "
-                "Suggest a name or a number, and look up in build what it stands for."
+                "space: a trial's parameters must be numbers, strings, bools or None; found "
+                f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
             )
         self._wait_no_more(trial.params)
         return trial.params, dict(trial.params if built_from is None else built_from)
@@ -404,16 +408,23 @@ class Sampling:
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
     kind = called(sampler)
     if not isinstance(kind, type):
-        check_takes("sampler", sampler, 0, "a class of Optuna's samplers, or a function: seed -> sampler", ("seed",))
+        check_takes(
+            "sampler",
+            sampler,
+            0,
+            "a class of optuna.samplers, or a function that takes seed= and returns a sampler",
+            ("seed",),
+        )
         kind = type(sampler(seed=0))
     if objectives > 1 and issubclass(kind, optuna.samplers.CmaEsSampler):
         raise StudyError(
-            "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
+            "sampler: CmaEsSampler supports only one objective, but there are several; choose TPESampler, "
+            "NSGAIISampler or GPSampler."
         )
     if issubclass(kind, GRIDS):
         raise StudyError(
-            f"sampler: {kind.__name__} would repeat points and leave out others, as each trial has a sampler and a seed of its own; "
-            'give scheduler="grid", which trains every point of the space once, and leave the sampler out.'
+            f"sampler: {kind.__name__} would repeat points and omit others, because each trial has its own sampler "
+            "and seed. Remove the sampler, and set scheduler='grid', which trains every point of the space once."
         )
 
 
@@ -460,8 +471,8 @@ def _ending(trial: FrozenTrial) -> tuple[Any, ...]:
 
 def _changed(number: int, parameters: Mapping[str, Any], why: str) -> str:
     return (
-        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {why}. "
-        "Choose another directory, or undo the change."
+        f"the space has changed: trial {number} of this directory has {dict(parameters)}, but {why}. Choose "
+        "another directory, or undo the change."
     )
 
 
@@ -469,7 +480,7 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
     for name, distribution in space.items():
         if not isinstance(distribution, BaseDistribution):
             raise StudyError(
-                f"space: {name!r} is {distribution!r}; use a distribution of Optuna, as "
+                f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
                 "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam'])."
             )
 
@@ -478,7 +489,7 @@ def _points(space: Any) -> dict[Place, dict[str, Any]]:
     """Return all points of a space of finitely many values, the last parameter changing fastest."""
     if callable(space):
         raise StudyError(
-            "scheduler 'grid' needs a space of distributions by name, and found a function; give a dictionary."
+            "scheduler 'grid' needs a space of named distributions, but space is a function. Pass a dictionary."
         )
     _check_distributions(space)
     axes = {name: _values(name, distribution) for name, distribution in space.items()}
@@ -497,7 +508,7 @@ def _values(name: str, distribution: Any) -> list[Any]:
         return list(distribution.choices)
     if distribution.step is None:
         raise StudyError(
-            f"scheduler 'grid': {name!r} has no finite number of values; give step= or a choice of values."
+            f"scheduler 'grid': {name!r} has infinitely many values. Set step=, or use a choice of values."
         )
     low, high, step = distribution.low, distribution.high, distribution.step
     return [min(low + number * step, high) for number in range(int(_count(distribution)))]
@@ -532,7 +543,9 @@ def _count(distribution: Any) -> float:
 def write_plots(study: optuna.Study, path: Path) -> None:
     """Write Optuna's own drawings of a study as one page; raises StudyError without plotly."""
     if not optuna.visualization.is_available():
-        raise StudyError("plots of a search need plotly, which is not installed: pip install 'argosy[tune]'.")
+        raise StudyError(
+            "plots of a search need plotly, which is not installed. Install it: pip install 'argosy[tune]'."
+        )
     history = optuna.visualization.plot_optimization_history(study)
     parallel = optuna.visualization.plot_parallel_coordinate(study)
     pages = (history.to_html(full_html=False), parallel.to_html(full_html=False, include_plotlyjs=False))

@@ -25,8 +25,11 @@ RUNGS = ("hyperband", "asha")
 """Schedulers that promote trials from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
-FIX = "Fix it, and give the same command again. Let the space leave out parameters that cannot be trained."
-CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambda reached: [reached['seconds'] - 60]"
+FIX = "Fix it, and run the same command again. Remove parameters that cannot be trained from the space."
+CONSTRAINTS = (
+    "a function that takes a trial's results and returns a list of numbers, for example lambda reached: "
+    "[reached['seconds'] - 60]"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,16 +99,24 @@ class Search:
     """Which trials share a device and a stream: ``planned`` (by the planner), ``none``, ``batch-size``, ``random(k)`` or ``knn(k)``."""
 
     def __post_init__(self) -> None:
-        check_callable("build", self.build, "a function: parameters -> Member")
+        check_callable("build", self.build, "a function that takes the parameters and returns an argosy.Member")
         told = ("epochs",) if _takes_epochs(self.build) else ()
-        check_takes("build", self.build, 1, "a function: parameters, which are one dictionary, -> Member", told)
+        check_takes(
+            "build",
+            self.build,
+            1,
+            "a function that takes the parameters as one dictionary and returns an argosy.Member",
+            told,
+        )
         if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
             raise StudyError(
-                "space must be a dictionary of Optuna distributions by name, or a function of an Optuna trial; found "
-                f"{self.space!r}."
+                f"space is {self.space!r}; it must be a dictionary of named Optuna distributions, or a function "
+                "that takes an Optuna trial."
             )
         if not isinstance(self.data, Data):
-            raise StudyError(f"data is {shown(self.data)}; it must be an argosy.Data, as argosy.Data(arrays=(x, y)).")
+            raise StudyError(
+                f"data is {shown(self.data)}; it must be an argosy.Data, for example argosy.Data(arrays=(x, y))."
+            )
         check_choice("scheduler", self.scheduler, SCHEDULERS)
         if self.brackets is not None:
             check_choice("brackets", self.brackets, get_args(Brackets))
@@ -138,28 +149,29 @@ class Search:
             and all(isinstance(one, str) for one in self.objective)
         ):
             raise StudyError(
-                f"objective is {shown(self.objective)}; it must be the name of a metric, as 'val_accuracy', or several with their modes, "
-                "as {'val_accuracy': 'max', 'seconds': 'min'}."
+                f"objective is {shown(self.objective)}; it must be the name of a metric, for example "
+                "'val_accuracy', or several with their modes, for example {'val_accuracy': 'max', 'seconds': "
+                "'min'}."
             )
         elif self.mode is not None:
             raise StudyError(
-                f"mode={self.mode!r} is of one objective, and these have modes of their own; leave it out."
+                f"mode={self.mode!r} is for a single objective, but each of these has its own mode. Remove it."
             )
         else:
             for name, mode in self.objective.items():
                 check_choice(f"objective: the mode of {name!r}", mode, get_args(Mode))
             if self.objectives.first in TOTALS:
                 raise StudyError(
-                    f"objective begins with {self.objectives.first!r}, and the first one chooses the weights of a trial among its sections; "
-                    "give a metric first, as 'val_accuracy'."
+                    f"objective starts with {self.objectives.first!r}, but the first objective selects the best "
+                    "weights of a trial. Put a metric first, for example 'val_accuracy'."
                 )
         if self.constraints is not None:
             check_callable("constraints", self.constraints, CONSTRAINTS)
             check_takes("constraints", self.constraints, 1, CONSTRAINTS)
         if self.scheduler in BY_ONE_NUMBER and (len(self.objectives.modes) > 1 or self.constraints is not None):
             raise StudyError(
-                f"scheduler {self.scheduler!r} compares trials by one number, which several objectives or constraints are not; choose "
-                "hyperband, asha, random or grid."
+                f"scheduler {self.scheduler!r} compares trials by one number, so it does not support several "
+                "objectives or constraints; choose hyperband, asha, random or grid."
             )
 
     def check_reported(self, member: Member) -> None:
@@ -168,22 +180,24 @@ class Search:
         _, *others = self.objectives.modes
         if unknown := [name for name in others if name not in known]:
             raise StudyError(
-                f"member {member.name!r} does not report the objective {unknown[0]!r}{meant(unknown[0], known)}; choose from "
-                f"{', '.join(sorted(known))}, or add it to the member's metrics."
+                f"member {member.name!r} does not report the objective {unknown[0]!r}{meant(unknown[0], known)}; "
+                f"choose one of {', '.join(sorted(known))}, or add it to the member's metrics."
             )
 
     def _check_enqueued(self) -> None:
         if not isinstance(self.enqueue, Sequence) or not all(isinstance(one, Mapping) for one in self.enqueue):
             raise StudyError(
-                f"enqueue is {shown(self.enqueue)}; it must be a list of parameters by name, as [{{'lr': 0.01}}]."
+                f"enqueue is {shown(self.enqueue)}; it must be a list of dictionaries of parameters, for example "
+                "[{'lr': 0.01}]."
             )
         if self.enqueue and self.scheduler == "grid":
-            raise StudyError("scheduler 'grid' trains all points of the space, in their order; leave out enqueue.")
+            raise StudyError("scheduler 'grid' trains all points of the space in a fixed order. Remove enqueue.")
         space = self.space if isinstance(self.space, Mapping) else {}
         unknown = [name for one in self.enqueue for name in one if space and name not in space]
         if unknown:
             raise StudyError(
-                f"enqueue has {unknown[0]!r}{meant(unknown[0], space)}, which is not in the space; choose from {', '.join(space)}."
+                f"enqueue has {unknown[0]!r}{meant(unknown[0], space)}, which is not in the space; choose one of "
+                f"{', '.join(space)}."
             )
 
     def _check_seed(self) -> None:
@@ -191,24 +205,24 @@ class Search:
         bound = self.sampler.keywords.get("seed") if isinstance(self.sampler, partial) else None
         if bound is not None:
             raise StudyError(
-                f"sampler has seed={bound!r}, and seeds of samplers follow from that of the search; leave it out, and give the search "
-                f"seed={bound!r}."
+                f"sampler has seed={bound!r}, but the seeds of samplers are derived from the search's seed. Remove "
+                f"it, and set seed={bound!r} on the search."
             )
 
     def _check_scheduler(self) -> None:
         """Raise StudyError for a keyword that this scheduler does not use."""
         if not self.warm and self.scheduler not in RUNGS:
             raise StudyError(
-                f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
-                f"{', '.join(RUNGS)}, or leave it out."
+                f"warm=False retrains trials from scratch at each rung, but scheduler {self.scheduler!r} has no "
+                f"rungs. Choose one of {', '.join(RUNGS)}, or remove warm."
             )
         if self.epochs_per_generation != 1 and self.scheduler != "pbt":
             raise StudyError(
-                f"epochs_per_generation belongs to scheduler 'pbt', and this is {self.scheduler!r}; leave it out."
+                f"epochs_per_generation is only for scheduler 'pbt', and scheduler is {self.scheduler!r}. Remove it."
             )
         if self.scheduler == "pbt" and callable(self.space):
             raise StudyError(
-                "scheduler 'pbt' needs a space of distributions by name, and found a function; give a dictionary."
+                "scheduler 'pbt' needs a space of named distributions, but space is a function. Pass a dictionary."
             )
 
     @property
@@ -237,11 +251,12 @@ class Search:
         if points is not None:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":
-            raise StudyError(f"scheduler {self.scheduler!r} has no number of trials of its own; give n_trials.")
+            raise StudyError(f"scheduler {self.scheduler!r} does not determine the number of trials. Set n_trials.")
         found = self.n_trials or sum(size for size, _ in table(self.most, self.eta))
         if len(self.enqueue) > found:
             raise StudyError(
-                f"enqueue has {len(self.enqueue)} trials, and the search {found}, so the last would never be tried; give more n_trials."
+                f"enqueue has {len(self.enqueue)} trials, but the search has {found}, so the last ones would never "
+                "be tried. Increase n_trials."
             )
         return found
 

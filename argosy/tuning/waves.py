@@ -40,18 +40,18 @@ def part(trials: int) -> int:
 
 def why_nothing_is_learnt(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
     """Return why a sampler that could learn, after so many trials drawn at random, does not, and what to change; None if it does."""
-    more = f"give more than n_trials={waves[-1].stop}"
+    more = f"increase n_trials above {waves[-1].stop}"
     if search.scheduler == "grid":
-        return "scheduler 'grid' trains every point of the space; leave the sampler out, or choose scheduler 'random'"
+        return "scheduler 'grid' trains every point of the space; remove the sampler, or choose scheduler 'random'"
     if search.scheduler == "pbt":
-        return "scheduler 'pbt' asks it for the first population alone; choose scheduler 'hyperband'"
+        return "scheduler 'pbt' uses it only for the first population; choose scheduler 'hyperband'"
     if len(waves) == 1 and search.brackets == "together":
-        return "brackets='together' asks for all trials first; leave brackets out, or give at_once a part of the trials"
+        return "brackets='together' samples all trials first; remove brackets, or set at_once to a part of the trials"
     if len(waves) == 1:
-        return f"all trials are asked before any has reached something; {more}, or a smaller at_once"
+        return f"all trials are sampled before any has a result; {more}, or reduce at_once"
     if startup > waves[-1].start:
         return (
-            f"it draws {startup} trials at random first, and the last are asked when {waves[-1].start} are known; {more}, a smaller "
-            "at_once, or the sampler a smaller n_startup_trials"
+            f"it draws {startup} trials at random first, and the last are sampled when {waves[-1].start} are "
+            f"known; {more}, reduce at_once, or set a smaller n_startup_trials on the sampler"
         )
     return None

@@ -1,4 +1,4 @@
-"""What is wrong with steps that move the weights themselves, with adapters, and with trackers."""
+"""Mistakes in steps that move the weights themselves, in adapters, and in trackers."""
 
 import sys
 from functools import partial
@@ -28,24 +28,24 @@ NETWORK = nn.Linear(12, 10)
 
 
 def linear() -> nn.Module:
-    """A network without BatchNorm."""
+    """Return a network without BatchNorm."""
     return nn.Linear(12, 10)
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Of a batch."""
+    """Return the loss of a batch."""
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def adding_up(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
-    """Moves the weights after several batches."""
+    """A step that accumulates gradients over several batches."""
     value = loss(model, batch)
     value.backward()
     return value
 
 
 def step(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
-    """Moves the weights."""
+    """A step that moves the weights."""
     found = loss(model, batch)
     found.backward()
     optimizers["all"].step()
@@ -53,18 +53,18 @@ def step(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
 
 
 def optimizers(model: nn.Module) -> dict[str, Any]:
-    """The one."""
+    """Return one optimizer of all parameters."""
     return {"all": SGD(model.parameters(), lr=0.1)}
 
 
 def member(**fields: Any) -> argosy.Member:
-    """One whose step moves the weights, but for these fields."""
+    """Return a member whose step moves the weights, with these fields changed."""
     given = {"model": linear, "step": step, "validate": loss, "optimizers": optimizers, **fields}
     return argosy.Member("gan", batch_size=20, **given)
 
 
 class Lit(lightning.LightningModule):
-    """A sound one."""
+    """A LightningModule without mistakes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,21 +81,21 @@ class Lit(lightning.LightningModule):
 
 
 class Hooked(Lit):
-    """Has a hook that is not called."""
+    """Has a hook that Argosy does not call."""
 
     def on_after_backward(self) -> None:
         """Nothing."""
 
 
 class Two(Lit):
-    """Has two optimizers, and leaves stepping to others."""
+    """Has two optimizers and no manual optimization."""
 
     def configure_optimizers(self) -> Any:
         return [SGD([parameter], lr=0.1) for parameter in self.parameters()]
 
 
 class Watching(Lit):
-    """Its schedule watches a metric at every step."""
+    """Has a schedule that watches a metric at every step."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -111,7 +111,7 @@ class Largest(Lit):
 
 
 class Following(Lit):
-    """Its learning rate follows what nothing logs."""
+    """Has a schedule that watches a metric that is not logged."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -119,7 +119,7 @@ class Following(Lit):
 
 
 class Objective(Following):
-    """Its learning rate follows an object of torchmetrics that training logs."""
+    """Logs a torchmetrics object in training, which its schedule watches."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("train_acc", MeanMetric())
@@ -127,14 +127,14 @@ class Objective(Following):
 
 
 class Silent(Lit):
-    """Its validation says nothing."""
+    """Has a validation step that logs and returns nothing."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Nothing."""
 
 
 class Asking(Lit):
-    """Asks its trainer for something, or sets it, at its first step."""
+    """Reads or sets an attribute of its trainer at its first step."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -146,43 +146,43 @@ class Asking(Lit):
 
 
 def asking(words: str, **fields: Any) -> None:
-    """A LightningModule that does so, trained."""
+    """Train a LightningModule that uses this attribute of its trainer."""
     lit(partial(Asking, words), **fields)
 
 
 def lit(module: Any, epochs: int = 1, **fields: Any) -> None:
-    """A LightningModule, trained."""
+    """Train a LightningModule."""
     trained(argosy.from_lightning("lit", module, batch_size=20, **fields), stop=argosy.MaxEpochs(epochs))
 
 
 def without_lightning(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed it."""
+    """Act as if the package were not installed."""
     patch.setitem(sys.modules, "argosy.adapters.loop", None)
     patch.delattr(argosy.adapters, "loop", raising=False)  # another test may have imported it
     argosy.from_lightning("lit", Lit, batch_size=20)
 
 
 def without_wandb(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed it."""
+    """Act as if the package were not installed."""
     patch.setattr("importlib.util.find_spec", lambda name: None)
     tracked("wandb")
 
 
 def tracked(*trackers: Any) -> None:
-    """A run that is to be tracked so."""
+    """Start a run with these trackers."""
     study = argosy.Study(data=argosy.Data(arrays=ARRAYS), members=[studies.member("mlp")])
     argosy.train(study, directory="runs/x", trackers=trackers)
 
 
 def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
-    """Numbers, fitted."""
+    """Fit a regression."""
     net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
     how: dict[str, Any] = {"stop": argosy.MaxEpochs(1), "launcher": "inline", "devices": "cpu:1", **rest}
     return argosy.fit(samples, np.zeros((40, 10), np.float32), net, **how)
 
 
 def another_order() -> None:
-    """A table whose columns were exchanged."""
+    """Predict for a table with two columns exchanged."""
     table = DataFrame(ARRAYS[0], columns=list("abcdefghijkl"))
     fitted(table).predict(table[list("bacdefghijkl")])
 
@@ -192,22 +192,22 @@ INLINE: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1"}
 CASES = {
     "a member without an optimizer": lambda: member(optimizers=None, validate=None),
     "optimizers without a step": lambda: member(step=None, validate=None),
-    "a step that moves the weights, and micro-batches": lambda: member(accumulate=2),
-    "a step that moves the weights, and validation data": lambda: trained(member(validate=None)),
-    "a step that adds up the gradients of several batches": lambda: trained(member(step=adding_up)),
+    "micro-batches and a step that moves the weights": lambda: member(accumulate=2),
+    "validation data and a step that moves the weights": lambda: trained(member(validate=None)),
+    "a step that accumulates gradients over several batches": lambda: trained(member(step=adding_up)),
     "an optimizers factory that returns a list": lambda: trained(member(optimizers=lambda model: [1])),
     "optimizers of another network": lambda: trained(member(optimizers=lambda model: optimizers(NETWORK))),
-    "BatchNorm, a mean of epochs and a step that moves the weights": lambda: trained(
+    "BatchNorm, an average over epochs and a step that moves the weights": lambda: trained(
         member(model=studies.Mlp, average=argosy.LastK(5))
     ),
     "one schedule for several optimizers": lambda: trained(member(schedule=lambda optimizers: 3)),
     "a schedule of several optimizers that watches a metric": lambda: trained(
         member(schedule=lambda optimizers: {"all": ReduceLROnPlateau(optimizers["all"])})
     ),
-    "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
+    "metrics with a step that returns only a loss": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
-    "a LightningModule with a hook that is not called": lambda: lit(Hooked),
-    "classes, fitted by a network with more outputs": lambda: argosy.fit(
+    "a LightningModule with an unsupported hook": lambda: lit(Hooked),
+    "argosy.fit of classes with too many outputs": lambda: argosy.fit(
         ARRAYS[0],
         np.arange(40) % 2,
         argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20),
@@ -215,32 +215,34 @@ CASES = {
         **INLINE,
     ),
     "a LightningModule with an average": lambda: lit(Lit, average=argosy.EMA(0.9)),
-    "a network that is no LightningModule": lambda: lit(linear),
+    "a network that is not a LightningModule": lambda: lit(linear),
     "a LightningModule with two optimizers": lambda: lit(Two),
     "a LightningModule whose schedule watches a metric at every step": lambda: lit(Watching),
-    "a LightningModule whose schedule watches what nothing logs": lambda: lit(Following, epochs=2),
+    "a LightningModule whose schedule watches a metric that is not logged": lambda: lit(Following, epochs=2),
     "a LightningModule whose schedule watches a torchmetrics object of training": lambda: lit(Objective),
     "a LightningModule that logs the largest value": lambda: lit(Largest),
     "a LightningModule without a validation loss": lambda: lit(Silent),
-    "a LightningModule that asks for what its trainer has not": lambda: asking("trainer.datamodule"),
-    "a LightningModule that would stop its trainer": lambda: asking("trainer.should_stop = True"),
-    "a LightningModule that asks for a number of epochs that no rule sets": lambda: asking(
+    "a LightningModule that uses an unknown trainer attribute": lambda: asking("trainer.datamodule"),
+    "a LightningModule that stops its trainer": lambda: asking("trainer.should_stop = True"),
+    "a LightningModule that uses max_epochs without a rule that sets it": lambda: asking(
         "trainer.max_epochs", stop=argosy.MaxSteps(2)
     ),
-    "a LightningModule that asks outside of a run": lambda: loop.Loop(Lit()).max_epochs,
+    "a LightningModule that uses its trainer outside a run": lambda: loop.Loop(Lit()).max_epochs,
     "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
-    "a network of Hugging Face on pairs": lambda: trained(
+    "a Hugging Face network with batches of pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
     ),
     "argosy.fit of a sparse matrix": lambda: fitted(csr_matrix(ARRAYS[0])),
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
-    "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
-    "argosy.fit of a table with gaps": lambda: fitted(np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)),
-    "argosy.fit holds out everything": lambda: fitted(validation=1.0),
-    "a table whose columns are in another order than for argosy.fit": another_order,
-    "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
+    "argosy.fit of integers with a network that needs floats": lambda: fitted(ARRAYS[0].astype(int)),
+    "argosy.fit of a table with missing values": lambda: fitted(
+        np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)
+    ),
+    "argosy.fit with all samples held out": lambda: fitted(validation=1.0),
+    "a table whose columns are in a different order than in argosy.fit": another_order,
+    "probabilities of a regression": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),
     "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),
-    "a tracker that is none": lambda: tracked(3),
+    "an object that is not a tracker": lambda: tracked(3),
     "a tracker whose library is not installed": without_wandb,
 }

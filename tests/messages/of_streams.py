@@ -1,4 +1,4 @@
-"""What is wrong with samples, and between the processes that carry them."""
+"""Mistakes in samples, and in messages between processes."""
 
 import socket
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ TASK = Task(0, PLACE, 0, np.arange(4))
 
 
 class Rows:
-    """A dataset whose samples are what a function makes of an index."""
+    """A dataset whose samples are computed from their index by a function."""
 
     def __init__(self, sample: Any, length: int = 20) -> None:
         self.sample, self.length = sample, length
@@ -41,19 +41,19 @@ class Rows:
 
 
 def opened(sample: Any, *, length: int = 20, **rest: Any) -> Source:
-    """A dataset, opened and probed."""
+    """Open and probe a dataset of these samples."""
     return open_sources(Data(train=Rows(sample, length), **rest), seed=0)["train"]
 
 
 def filled(sample: Any) -> None:
-    """Four samples of it, prepared into a block."""
+    """Prepare four of these samples into a block."""
     source = opened(sample)
     block = source.layout.block(PLACE, np.zeros(source.layout.block_bytes(4), np.uint8))
     source.fill(block, 0, TASK.indices)
 
 
 def in_arrays(*arrays: Any) -> None:
-    """Arrays, opened."""
+    """Open these arrays."""
     ArraySource(arrays, "train", heartbeat=Heartbeat.private())
 
 
@@ -65,19 +65,19 @@ class Endless(Rows):
 
 
 def unreadable() -> Any:
-    """A factory whose file is not there."""
+    """A factory whose file does not exist."""
     raise FileNotFoundError("no photographs in /data")
 
 
 def another_one() -> None:
-    """Twenty samples, and nineteen when it is opened again."""
+    """Open a dataset of twenty samples that has nineteen when it is opened again."""
     facts = opened(lambda index: torch.zeros(3)).facts
     rest = {"seed": 0, "skip_errors": False, "heartbeat": Heartbeat.private()}
     _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).preparing
 
 
 def lists() -> None:
-    """A list of samples that cannot be had, in a loader worker."""
+    """Let a loader worker prepare samples that raise."""
 
     def fill(*_: Any) -> None:
         raise OSError("truncated file")
@@ -87,23 +87,23 @@ def lists() -> None:
 
 
 def dying_loaders() -> None:
-    """A sample that kills the process that prepares it."""
+    """Prepare samples that kill the process once too often."""
     tries = {(TASK.slot, TASK.low): TRIES - 1}
     Preparation._again(SimpleNamespace(_tries=tries), TASK)
 
 
 def growing(index: int) -> torch.Tensor:
-    """Samples of unlike length."""
+    """Return samples of varying length."""
     return torch.zeros(3 + (index == 2))
 
 
 def branching(index: int) -> Any:
-    """Samples of unlike build."""
+    """Return samples of different structures."""
     return (torch.zeros(3), 0) if index == 2 else torch.zeros(3)
 
 
 def broken(index: int) -> Any:
-    """No sample can be had."""
+    """Raise for every sample."""
     raise OSError("truncated file")
 
 
@@ -111,7 +111,7 @@ GENERATOR = np.random.default_rng()
 
 
 def said(words: bytes) -> None:
-    """Another process says something that is no value."""
+    """Receive these bytes from another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         ours.sendall(words)
@@ -120,33 +120,33 @@ def said(words: bytes) -> None:
 
 
 def many_descriptors() -> None:
-    """More than one word may bring."""
+    """Send more descriptors than one message may carry."""
     here, _there = Peer.pair()
     here.send("files", [0] * 65)
 
 
 class Stranger(socket.socket):
-    """A call that a process answers which does not know the key."""
+    """A connection to a process that does not know the key."""
 
     def connect(self, address: Any) -> None:
-        """Be let in."""
+        """Connect."""
 
     def sendall(self, *_: Any) -> None:
-        """Be heard."""
+        """Send."""
 
     def recv(self, size: int, *_: Any) -> bytes:
-        """Be answered."""
+        """Receive a wrong proof."""
         return bytes(size)
 
 
 def stranger(patch: pytest.MonkeyPatch) -> None:
-    """Call it."""
+    """Call such a process."""
     patch.setattr(socket, "socket", Stranger)
     dial(DRIVER, b"key", "rank 1", seconds=5)
 
 
 def injected() -> None:
-    """A process between two nodes says something in the name of one of them."""
+    """Receive a message that was injected between two nodes."""
     ours, theirs = socket.socketpair()
     peer = Peer(theirs, Authenticated(sends=bytes(32), receives=bytes(32)))
     with ours:
@@ -155,29 +155,29 @@ def injected() -> None:
 
 
 CASES = {
-    "a sample that holds a string": lambda: opened(lambda index: ("cat", index)),
-    "samples that are built differently": lambda: filled(branching),
+    "a sample that contains a string": lambda: opened(lambda index: ("cat", index)),
+    "samples of different structures": lambda: filled(branching),
     "samples of different shapes": lambda: filled(growing),
     "a sample that raises": lambda: opened(broken),
-    "a dataset of which every sample raises": lambda: opened(broken, on_error="skip"),
-    "a dataset with a generator of its own": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
+    "a dataset in which every sample raises": lambda: opened(broken, on_error="skip"),
+    "a dataset with its own generator": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
     "a dataset without samples": lambda: opened(growing, length=0),
     "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
-    "an array of unlike rows": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
-    "a sparse tensor for an array": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
+    "an array with rows of different shapes": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
+    "a sparse tensor among the arrays": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
-    "a factory of data that raises": lambda: open_sources(Data(train=unreadable), seed=0),
-    "a factory of data that returns a stream": lambda: open_sources(Data(train=lambda: iter([0])), seed=0),
-    "a factory of data that returns none": lambda: open_sources(Data(train=lambda: 3), seed=0),
-    "a dataset that differs whenever it is opened": another_one,
+    "a data factory that raises": lambda: open_sources(Data(train=unreadable), seed=0),
+    "a data factory that returns a stream": lambda: open_sources(Data(train=lambda: iter([0])), seed=0),
+    "a data factory that returns no Dataset": lambda: open_sources(Data(train=lambda: 3), seed=0),
+    "a dataset that differs each time it is opened": another_one,
     "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
-    "a name too long to call with": lambda: dial(DRIVER, b"key", "rank 1" * 52, seconds=5),
+    "a caller's name that is too long": lambda: dial(DRIVER, b"key", "rank 1" * 52, seconds=5),
     "no process answers a call": lambda: dial(DRIVER, b"key", "rank 1", seconds=5),
-    "a stranger answers a call": stranger,
-    "too many open files for one message": many_descriptors,
+    "an unknown process answers a call": stranger,
+    "too many descriptors in one message": many_descriptors,
     "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),
     "a message that was injected between two nodes": injected,
     "a message too large": lambda: said(LENGTH.pack(LARGEST + 1)),

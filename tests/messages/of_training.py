@@ -1,4 +1,4 @@
-"""What members do that others cannot live with, and files that cannot be trusted."""
+"""Members that disturb others, and checkpoints that cannot be trusted."""
 
 import errno
 import os
@@ -27,20 +27,20 @@ __all__ = ["CASES"]
 
 
 def on_device(*works: Any) -> None:
-    """What `Data.on_device` does to one block after another."""
+    """Apply these functions to one block after another, as `Data.on_device`."""
     copies = Copies(backend_of("cpu:0"))
     for block, copies.on_device in zip(blocks(np.arange(4 * len(works)), 4), works, strict=True):
         copies.start(block)
 
 
 def changed(batch: Any) -> Any:
-    """In place."""
+    """Change a batch in place."""
     batch[0].add_(1)
     return batch
 
 
 class Changing(nn.Linear):
-    """Writes into its input, from its tenth step on."""
+    """Writes into its input from its tenth step on."""
 
     steps = 0
 
@@ -52,7 +52,7 @@ class Changing(nn.Linear):
 
 
 def changing(patch: pytest.MonkeyPatch) -> None:
-    """One that is shown the block itself."""
+    """Train such a member on the shared block itself."""
     patch.setattr(watch, "SHARE", 0.0)
     member = studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20)
     trained(member, stop=argosy.MaxEpochs(5), block_size=40)
@@ -62,13 +62,13 @@ PLACE = Place(leg=0, split="train", epoch=2, section=2, start=4096, rows=4096, l
 
 
 def saved(path: str = "last.pt") -> Path:
-    """A small checkpoint."""
+    """Save a small checkpoint."""
     checkpoint.save({"step": 3}, Path(path))
     return Path(path)
 
 
 def on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
-    """A disk without room."""
+    """Save a checkpoint on a full disk."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -78,20 +78,20 @@ def on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 def foreign() -> None:
-    """A file that somebody else put there."""
+    """Load a file that is not a checkpoint."""
     Path("last.pt").write_text("weights")
     checkpoint.load(Path("last.pt"))
 
 
 def forked(patch: pytest.MonkeyPatch) -> None:
-    """A process that was forked from one that used a GPU."""
+    """Use a GPU in a process that was forked from one that used it."""
     patch.setitem(forks._before_fork, "pid", 4711 if os.getpid() != 4711 else 1)
     patch.setitem(forks._before_fork, "found", "cuda")
     forks.refuse_after_fork("cuda:0")
 
 
 def packed() -> None:
-    """Zeros, deflated."""
+    """Load an archive of compressed zeros."""
     path = Path("e0001.pt")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("e0001/data/0", bytes(2**26))
@@ -99,15 +99,15 @@ def packed() -> None:
 
 
 CASES = {
-    "a checkpoint that is gone": lambda: checkpoint.load(Path("members/mlp/last.pt")),
+    "a missing checkpoint": lambda: checkpoint.load(Path("members/mlp/last.pt")),
     "a damaged checkpoint": lambda: checkpoint.load(saved(), "0" * 64),
-    "a file that is no checkpoint": foreign,
+    "a file that is not a checkpoint": foreign,
     "a small checkpoint that unpacks to a large one": packed,
     "a checkpoint that cannot be written": on_a_full_disk,
-    "a state that is no plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
-    "Data.on_device leaves out rows": lambda: on_device(lambda batch: batch[0][1:]),
-    "Data.on_device draws": lambda: on_device(lambda batch: (batch[0] + torch.rand(()), batch[1])),
-    "Data.on_device goes by all samples of a block": lambda: on_device(
+    "a state that is not plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
+    "Data.on_device drops rows": lambda: on_device(lambda batch: batch[0][1:]),
+    "Data.on_device draws random numbers": lambda: on_device(lambda batch: (batch[0] + torch.rand(()), batch[1])),
+    "Data.on_device depends on all samples of a block": lambda: on_device(
         lambda batch: (batch[0] - batch[0].mean(), batch[1])
     ),
     "Data.on_device writes into its input later": lambda: on_device(lambda batch: batch, changed),
@@ -115,6 +115,6 @@ CASES = {
     "a member writes into its input later, past torch's count": lambda: watch.InputWatch(shared_from=PLACE).refuse(
         "mlp"
     ),
-    "gradients that overflow in float16 with any scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
-    "a GPU that was used before the processes were forked": forked,
+    "gradients that overflow in float16 at every scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
+    "a GPU that was used before a fork": forked,
 }

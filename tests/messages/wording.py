@@ -12,7 +12,7 @@ VERBS = """
 add ask bind build change check choose clone close convert copy create delete draw encode fix flatten free give import install keep leave let look lower make
 measure fix move omit open pad pass pip plan put raise read remove rename restore retry return run say see set shorten split start tell train try
 undo upgrade use wait wrap write
-call check fill log omit pass replace
+augment bind call check compute define exclude increase load omit pass register resize restore resume skip yield
 """
 ADVICE = re.compile(
     rf"(?im)(?:^|[.;:,(]\s|\b(?:or|and|so|then)\s)(?:{'|'.join(VERBS.split())})\b"

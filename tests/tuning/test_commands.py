@@ -56,8 +56,8 @@ def test_a_search_is_told_as_its_trials_with_what_to_type_for_a_search(
     assert "6 trials" in said and "members:" not in said
     assert " With: lr = " in said
     assert f"Weights: {found.best().folder}/best.pt" in said
-    assert "the command that started it" not in said
-    assert f"Search further: with more n_trials or max_epochs than before, argosy tune FILE --dir {run}" in said
+    assert "the command that began it" not in said
+    assert f"Search further: with a larger n_trials or max_epochs, argosy tune FILE --dir {run}" in said
     assert "Resume:" not in said
     assert commands(command, run, as_json=True)["trials"] == found.table()
     told = [row.status for row in found.rows]

@@ -189,14 +189,14 @@ def test_a_sampler_that_cannot_learn_is_a_warning_that_names_the_setting_that_ca
     for terms in quiet:
         assert said(**terms) == [], terms
     words = {
-        "leave brackets out, or give at_once a part of the trials": {"brackets": "together"},
+        "remove brackets, or set at_once to a part of the trials": {"brackets": "together"},
         "choose scheduler 'hyperband'": {"scheduler": "pbt", "n_trials": 8},
         "scheduler 'grid' trains every point of the space": {
             "scheduler": "grid",
             "space": {"lr": CategoricalDistribution([0.1, 0.2])},
         },
         "or a smaller at_once": {"scheduler": "random", "n_trials": 8, "at_once": 8},
-        "or the sampler a smaller n_startup_trials": {"scheduler": "asha", "n_trials": 8},
+        "or set a smaller n_startup_trials on the sampler": {"scheduler": "asha", "n_trials": 8},
     }
     for word, terms in words.items():
         (message,) = said(**terms)
@@ -258,7 +258,9 @@ def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> N
         def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
             raise ModuleNotFoundError("No module named 'cmaes'", name="cmaes")
 
-    with pytest.raises(StudyError, match="sampler: Needy needs cmaes, which is not installed: pip install cmaes"):
+    with pytest.raises(
+        StudyError, match=r"sampler: Needy needs cmaes, which is not installed. Install it: pip install cmaes"
+    ):
         tune(tmp_path, sampler=Needy)
 
 

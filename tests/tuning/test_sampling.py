@@ -59,13 +59,13 @@ def test_a_space_may_warn_of_the_trials_that_it_has_as_of_others() -> None:
         ({"units": IntDistribution(0, 30, step=5)}, "units with value 16 is out of range"),
         ({"units": FloatDistribution(0.0, 1.0)}, "units with value 16 is out of range"),
         ({"units": CategoricalDistribution([8, 32])}, r"not in \(8, 32\)"),
-        ({"width": IntDistribution(16, 64)}, "it has width there"),
-        ({"units": IntDistribution(16, 64), "depth": IntDistribution(1, 2)}, "it has units, depth there"),
+        ({"width": IntDistribution(16, 64)}, "the space now has width"),
+        ({"units": IntDistribution(16, 64), "depth": IntDistribution(1, 2)}, "the space now has units, depth"),
     ],
 )
 def test_a_trial_that_the_space_would_not_have_is_refused(space: dict[str, Any], match: str) -> None:
     with pytest.raises(
-        RunError, match=rf"the space has changed: trial 0 of this directory has {{'units': 16}}, and .*{match}"
+        RunError, match=rf"the space has changed: trial 0 of this directory has {{'units': 16}}, but .*{match}"
     ):
         Sampling(space, modes=["min"], seed=3, sampler=None).again({"units": 16})
 
@@ -113,8 +113,8 @@ def test_trials_that_are_enqueued_alike_are_as_many_after_a_restart() -> None:
 @pytest.mark.parametrize(
     ("space", "first", "match"),
     [
-        (TWO, {"x": 2.0}, "Give values of the space"),
-        (lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, {"depth": 2}, "does not ask"),
+        (TWO, {"x": 2.0}, "Use values of the space"),
+        (lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, {"depth": 2}, "does not suggest"),
     ],
 )
 def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
@@ -131,7 +131,7 @@ def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, 
     ],
 )
 def test_samplers_that_are_grids_are_refused_for_the_scheduler_that_is_one(sampler: Any) -> None:
-    with pytest.raises(StudyError, match=r'would repeat points .*; give scheduler="grid"'):
+    with pytest.raises(StudyError, match=r"would repeat points .* set scheduler='grid'"):
         Sampling({"units": IntDistribution(1, 2)}, modes=["min"], seed=3, sampler=sampler)
 
 

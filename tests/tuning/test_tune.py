@@ -192,7 +192,7 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     kinds = {name: parameters["kind"] for name, parameters in report.parameters.items()}
     wanted = {"good": {"done"}, "bad": {"failed"}, "wild": {"diverged"}}
     reasons = {row["trial"]: row["reason"] for row in report.table()}
-    assert all("for the labels 0 to 1" in reasons[name] for name, kind in kinds.items() if kind == "bad")
+    assert all("for labels 0 to 1" in reasons[name] for name, kind in kinds.items() if kind == "bad")
     assert all("is not a number" in reasons[name] for name, kind in kinds.items() if kind == "wild")
     assert all(status[name] in wanted[kind] for name, kind in kinds.items())
     assert set(kinds.values()) == {"good", "bad", "wild"}
@@ -307,7 +307,9 @@ def test_a_grid_is_every_point_and_any_storage_of_optuna_shows_it(tmp_path: Path
     study = optuna.load_study(study_name="points", storage=url)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 6
     assert study.best_value == report.best().metrics["val_loss"]
-    with pytest.raises(RunError, match="the storage has a study 'points' that is not the search in this directory"):
+    with pytest.raises(
+        RunError, match=r"the storage has a study 'points' that belongs to .*, not to the search in this directory"
+    ):
         tune(tmp_path / "other", scheduler="random", n_trials=1, max_epochs=1, storage=url, study_name="points")
 
 
@@ -392,16 +394,18 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
         r"scheduler is 'hyper' \(did you mean 'hyperband'\?\); it can be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'",
         scheduler="hyper",
     )
-    refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
+    refused(
+        "scheduler 'random' does not determine the number of trials. Set n_trials", scheduler="random", n_trials=None
+    )
     refused(
         r"sampler is .*, which cannot be called with no arguments \(.*'seed'\)",
         sampler=lambda: optuna.samplers.TPESampler(),
     )
-    refused("space must be a dictionary of Optuna distributions by name", space={})
-    refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})
-    refused("parameters must be numbers, texts, bools or None; found none at all", space=lambda trial: None)
-    refused("'lr' has no finite number of values; give step=", scheduler="grid")
-    refused("'grid' needs a space of distributions by name", scheduler="grid", space=lambda trial: None)
+    refused("it must be a dictionary of named Optuna distributions", space={})
+    refused("space: 'lr' is 0.1; it must be a distribution of Optuna", space={"lr": 0.1})
+    refused("parameters must be numbers, strings, bools or None; found none at all", space=lambda trial: None)
+    refused("'lr' has infinitely many values. Set step=", scheduler="grid")
+    refused("'grid' needs a space of named distributions", scheduler="grid", space=lambda trial: None)
     refused(r"eta is 1; it must be a whole number \(an int\) from 2", eta=1)
     refused("eta is None; it must be a whole number", eta=None)
     refused("n_trials is True; it must be a whole number", n_trials=True)
@@ -420,7 +424,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     )
     refused(r"build is .*, which cannot be called with 1 argument \(.*'width'\)", build=lambda lr, width, epochs: None)
     refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
-    refused("sampler has seed=1, .* give the search seed=1", sampler=partial(optuna.samplers.RandomSampler, seed=1))
+    refused("sampler has seed=1, .* set seed=1 on the search", sampler=partial(optuna.samplers.RandomSampler, seed=1))
     refused(r"fresh is \['net-1'\]; of a search it must be True or False", fresh=["net-1"])
     refused(
         "batch_size 64 is larger than its 40 training samples",
@@ -429,7 +433,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     )
     for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
         with pytest.raises(
-            RunError, match=r"Optuna's storage cannot be opened: .* Give another, as sqlite:///search.db"
+            RunError, match=r"Optuna's storage cannot be opened: .* Choose another, for example sqlite:///search.db"
         ):
             tune(tmp_path / "run", storage=url)
     assert not (tmp_path / "run" / "members").exists()
@@ -480,7 +484,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in ("argosy.running.search.tuner", "argosy.tuning.sampling"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(StudyError, match=r"Optuna, which is not installed: pip install 'argosy\[tune\]'"):
+    with pytest.raises(StudyError, match=r"Optuna, which is not installed. Install it: pip install 'argosy\[tune\]'"):
         tune(tmp_path / "run", space=lambda trial: None)
 
 
