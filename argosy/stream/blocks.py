@@ -59,10 +59,11 @@ class Layout:
         leaves, tree = sample_leaves(sample)
         if not leaves:
             raise Unfit(
-                f"is {sample!r}, without any tensor or number. Return (input, target), or what your step takes."
+                f"is {sample!r}, without any tensor or number. Return (input, target), or the values that your "
+                "step takes."
             )
         if any(leaf.layout != torch.strided for leaf in leaves):
-            raise Unfit("has a sparse tensor; the stream carries dense ones. Return tensor.to_dense().")
+            raise Unfit("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
         return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
 
     @property
@@ -104,18 +105,19 @@ class Layout:
         """Raise Unfit unless a sample has this layout."""
         if tree != self.tree:
             raise Unfit(
-                f"is built as {described(tree)}, the first one as {described(self.tree)}. Build all samples alike."
+                f"has the structure {described(tree)}, the first sample {described(self.tree)}. Return the same "
+                "structure for all samples."
             )
         for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
             if leaf.dtype != dtype:
                 raise Unfit(
-                    f"has {leaf.dtype} in its element {number}, the first sample {dtype}. Samples share one dtype: convert "
-                    "them in the dataset."
+                    f"has {leaf.dtype} in its element {number}, the first sample {dtype}. All samples must have "
+                    "the same dtype: convert them in the dataset."
                 )
             if tuple(leaf.shape) != shape:
                 raise Unfit(
-                    f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. Samples share one "
-                    "shape: resize them in the dataset, or let Data(ragged=...) pad what is of unlike length."
+                    f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. All samples "
+                    "must have the same shape: resize them in the dataset, or pad them with Data(ragged=...)."
                 )
 
 
@@ -219,8 +221,8 @@ def _tensor(leaf: Any) -> torch.Tensor:
         taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
     raise Unfit(
-        f"holds {leaf!r:.60} of type {_kind(leaf)}; the stream carries tensors, arrays and numbers. Convert it in the "
-        "dataset (a word to its number, an image to an array), or leave it out there."
+        f"contains {leaf!r:.60} of type {_kind(leaf)}; a sample may contain only tensors, arrays and numbers. "
+        "Convert it in the dataset (a word to its number, an image to an array), or remove it there."
     )
 
 

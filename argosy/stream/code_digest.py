@@ -367,7 +367,7 @@ class _Text:
             found = value.__reduce_ex__(4)
         except Exception as error:  # an object that cannot be pickled may raise anything
             raise Opaque(
-                f"{type(value).__module__}.{type(value).__qualname__}, which has no content to be told"
+                f"{type(value).__module__}.{type(value).__qualname__}, whose content cannot be read"
             ) from error
         if isinstance(found, str):
             return found
@@ -563,7 +563,7 @@ def _imported(name: str, package: str | None) -> types.ModuleType | None:
     except (ImportError, ValueError):  # for example an optional dependency
         return None
     except Exception as error:  # the user's module may raise anything
-        raise Opaque(f"the module {name}, which cannot be imported,") from error
+        raise Opaque(f"the module {name}, which cannot be imported") from error
     return sys.modules.get(name)
 
 

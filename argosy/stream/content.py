@@ -86,12 +86,13 @@ def doubt(train: Any, val: Any, *, drawn: bool) -> str:
 
 
 _AUGMENTED = (
-    "Data.val is the training Dataset, which draws random numbers: members are validated on augmented samples, on others in each epoch. Let "
-    "Data(then=...) augment, which works on training samples alone."
+    "Data.val is the training Dataset, which draws random numbers, so members are validated on augmented samples "
+    "that differ in each epoch. Augment with Data(then=...), which applies to training samples only."
 )
 _SHARED = (
-    "Data.val: {:,} of its {:,} samples are training samples as well. Where random_split makes both, once for each, give it a generator: "
-    "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))."
+    "Data.val: {:,} of its {:,} samples are also training samples. If random_split creates train and val in two "
+    "calls, pass each the same generator: random_split(dataset, lengths, "
+    "generator=torch.Generator().manual_seed(0))."
 )
 
 

@@ -23,8 +23,8 @@ class Course:
     def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
         if lengths and lengths["train"] < per_epoch:
             raise StudyError(
-                f"validations_per_epoch is {per_epoch}, and Data.train has {lengths['train']} samples, so that nothing would be trained "
-                "between some validations. Give at most as many."
+                f"validations_per_epoch is {per_epoch}, but Data.train has {lengths['train']} samples, so nothing "
+                "would be trained between some validations. Set it to at most the number of samples."
             )
         self.lengths = lengths
         self.per_epoch = per_epoch

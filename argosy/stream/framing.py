@@ -89,8 +89,8 @@ class Authenticated:
     def _compare(self, part: bytes, data: memoryview, mac: memoryview) -> None:
         if not hmac.compare_digest(_mac(self._receives, self._received, part, data), mac):
             raise WorkerError(
-                f"frame {self._received} of a connection between nodes was not sent by its other end: it was injected, changed, "
-                "repeated or left out on the way. Look what stands between the nodes, or let them talk inside TLS "
+                f"frame {self._received} of a connection between nodes does not come from the other node: it was "
+                "injected, changed, repeated or lost on the way. Check what is between the nodes, or use TLS "
                 "(ARGOSY_CERTIFICATE), and run the same command again."
             )
 
@@ -99,7 +99,8 @@ def _length(arrived: memoryview, at: int) -> int:
     size: int = LENGTH.unpack_from(arrived, at)[0]
     if size > LARGEST:
         raise WorkerError(
-            f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once. Run the same command again."
+            f"another process announced a message of {size:,} bytes; at most {LARGEST:,} are possible. Run the "
+            "same command again."
         )
     return size
 

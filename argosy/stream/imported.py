@@ -42,7 +42,8 @@ def check_imported(values: Iterable[Any], wanted: Imported) -> None:
     if others:
         named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
         raise StudyError(
-            f"{named}: not the same in all processes of the run, each of which imports modules itself. If a file was changed since the run began, "
-            "put that back, or end the run and give its command again. If the script sets it, set it in the module, or bind it to the function "
-            "that reads it, as functools.partial(loss, scale=2.0)."
+            f"{named}: not the same in all processes of the run, because each process imports modules itself. If a "
+            "file was changed since the run began, restore it, or end the run and run its command again. If the "
+            "script sets it, set it in the module, or bind it to the function that reads it: "
+            "functools.partial(loss, scale=2.0)."
         )

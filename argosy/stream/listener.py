@@ -49,7 +49,7 @@ BACKLOG = 1024
 BREATH_SECONDS = 0.01
 """Pause after a call could not be accepted because this process has too many open files. The kernel keeps the call."""
 LEFT = "hung up before it had proved the run's key"
-ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
+ANOTHER_KEY = "does not accept the proof of the run's key: it has a different key"
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
 """First bytes of a caller that uses TLS."""
@@ -135,7 +135,7 @@ class Listener:
             self._welcome()
         for silent, caller in list(self._callers.items()):
             if time.monotonic() - caller.since > PATIENCE_SECONDS:
-                said = f"said nothing for {PATIENCE_SECONDS:g} s that would prove the run's key"
+                said = f"did not prove the run's key within {PATIENCE_SECONDS:g} s"
                 self._hang_up(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
@@ -224,7 +224,7 @@ class Listener:
     def _hang_up(self, connection: socket.socket, why: str) -> None:
         caller = self._callers[connection]
         if caller.received.startswith(TLS_BEGINS):
-            why = "calls with a certificate, and this end has none"
+            why = "calls with a certificate, but this end has none"
         self._forget(connection)
         connection.close()
         self._refused(f"{_words(caller.where)} {why}")
@@ -239,7 +239,7 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal 
     words = name.encode()
     if len(words) > LONGEST_NAME:
         raise WorkerError(
-            f"{name[:20]!r}… has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it."
+            f"the caller's name {name[:20]!r}… has {len(words)} bytes; at most {LONGEST_NAME} are possible. Shorten it."
         )
     caller, deadline = socket.socket(socket.AF_INET, socket.SOCK_STREAM), time.monotonic() + seconds
     greeting = os.urandom(NONCE) + bytes([len(words)]) + words

@@ -59,9 +59,9 @@ class MappedFile:
         change = self._change()
         if change:
             raise StudyError(
-                f"{self.path} changed while the run goes on: {change}. Members would train on other data than they began with; "
-                "put the file back and give the same command, or begin a run on the new one in another directory. A map that a Dataset "
-                "writes to itself is opened by its factory."
+                f"{self.path} changed during the run: {change}. Members would continue on different data. Restore "
+                "the file and run the same command, or start a run on the new file in another directory. If a "
+                "Dataset writes to its map, open the map in the Dataset's factory."
             )
 
     def _change(self) -> str:
@@ -71,7 +71,7 @@ class MappedFile:
         except FileNotFoundError:
             return "it is gone"
         if found.st_size != self.bytes:
-            return f"it has {found.st_size} bytes, and had {self.bytes}"
+            return f"it has {found.st_size} bytes; earlier it had {self.bytes}"
         if self.host != socket.gethostname():
             return ""
         if found.st_ino != self.inode:
@@ -115,8 +115,8 @@ class _Region:
             return None
         if found.st_size < end:
             raise StudyError(
-                f"{self.path} has {found.st_size} bytes, and an array of Data maps {end} of it: it was cut since it was opened. Write "
-                "it again, and open it after that."
+                f"{self.path} has {found.st_size} bytes, but an array of Data maps {end} bytes of it: it was "
+                "truncated after it was opened. Write it again, and open it afterwards."
             )
         return MappedFile(
             path=self.path,

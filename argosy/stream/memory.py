@@ -17,8 +17,8 @@ def memory_file(name: str, size: int = 0) -> int:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
         raise means_refused(error, "no memory can be shared between processes") or WorkerError(
-            f"no memory can be shared between processes, as memfd_create is refused: {error}. Allow it in the sandbox "
-            "(docker run --security-opt seccomp=unconfined), or use launcher inline."
+            f"no memory can be shared between processes because memfd_create is refused: {error}. Allow it in the "
+            "sandbox (docker run --security-opt seccomp=unconfined), or use launcher inline."
         ) from error
     try:
         os.ftruncate(descriptor, size)

@@ -67,8 +67,8 @@ def padded(sample: Any, ragged: Any) -> Any:
         masks = {one.mask: Mask(found[key].length) for key, one in lengths.items() if one.mask is not None}
         if twice := sorted(masks.keys() & found.keys()):
             raise Unfit(
-                f"has {twice[0]!r}, which Data.ragged gives as mask= as well. Leave out the mask=, and give {twice[0]!r} an argosy.Ragged of its "
-                "own."
+                f"has {twice[0]!r}, which is also a mask= of Data.ragged. Remove the mask=, and add {twice[0]!r} "
+                "to Data.ragged with its own argosy.Ragged."
             )
         return found | masks
     if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
@@ -94,13 +94,12 @@ def _padded_leaf(leaf: Any, ragged: Ragged) -> Padded:
     length = len(values)
     if length > ragged.max_length:
         raise Unfit(
-            f"has a length of {length}, and Data.ragged allows {ragged.max_length}. Shorten it in the dataset, or raise max_length."
+            f"has length {length}; Data.ragged allows at most {ragged.max_length}. Shorten it in the dataset, or "
+            "raise max_length."
         )
     whole = torch.full((ragged.max_length, *values.shape[1:]), ragged.pad, dtype=values.dtype)
     if whole.numel() > values.numel() and float(whole.view(-1)[-1]) != ragged.pad:
-        raise Unfit(
-            f"has {values.dtype} in what Data.ragged pads with {ragged.pad}, which that cannot hold. Choose another pad=."
-        )
+        raise Unfit(f"has {values.dtype}, which cannot represent pad={ragged.pad} of Data.ragged. Choose another pad=.")
     whole[:length] = values
     return Padded(whole, length)
 
@@ -112,15 +111,16 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if tree is not None or not leaves[0].dim():
         found = described(tree) if tree is not None else "a single number"
         raise Unfit(
-            f"has {found} where Data.ragged has a Ragged; that is for a tensor of at least one dimension. Return one."
+            f"has {found} where Data.ragged has an argosy.Ragged; it must be a tensor of at least one dimension. "
+            "Return one."
         )
     return leaves[0]
 
 
 def _unlike(sample: Any, ragged: Any) -> Unfit:
     return Unfit(
-        f"is built as {described(flatten(sample)[1])}, and Data.ragged as {described(flatten(ragged)[1])}. Build it as a sample is, with None for "
-        "what has one shape."
+        f"has the structure {described(flatten(sample)[1])}, Data.ragged {described(flatten(ragged)[1])}. Give "
+        "Data.ragged the structure of a sample, with None for parts of fixed shape."
     )
 
 

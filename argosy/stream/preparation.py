@@ -212,7 +212,8 @@ class Preparation:
         if tries == TRIES:
             raise WorkerError(
                 f"{TRIES} loader workers died while they prepared samples {task.indices.tolist()} of "
-                f"{task.place.split!r}. Try --loader-workers 0: the feeder prepares them then, and a crash in native code shows."
+                f"{task.place.split!r}. Try --loader-workers 0: then the feeder prepares the samples, and a crash "
+                "in native code becomes visible."
             )
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
         if filling in self.abandoned:

@@ -92,24 +92,27 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     for index in probes if any(moved.values()) else differ:
         if stream:
             raise StudyError(
-                f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample {index} when it is read again, so that what it gives "
-                "depends on where reading begins. Let Data(then=...) do what draws, and leave shuffling to the study."
+                f"Data.{split}: {type(given(dataset.stream)).__name__} yields a different sample {index} when it "
+                "is read again, so its samples depend on where reading starts. Draw in Data(then=...), and leave "
+                "shuffling to the study."
             )
         if moved[index] or drew[index] or not same_bits(first[index], leaves(index)):
             found = (
-                f"prepared sample {index} twice from the same seeds, and the results differ: it writes into what it holds, as into a cached tensor, "
-                "or draws"
+                f"prepared sample {index} twice from the same seeds, and the results differ: it writes into stored "
+                "data such as a cached tensor, or draws"
             )
             if moved[index]:
                 found = f"draws for sample {index}"
             raise StudyError(
-                f"Data.{split} ({type(given(dataset)).__name__}) {found} from a generator of its own. Draw from `random`, `numpy.random` or torch's "
-                "default generator (seeded for every sample), or derive the generator's seed from the index; write into copies alone."
+                f"Data.{split} ({type(given(dataset)).__name__}) {found} from its own generator. Draw from "
+                "`random`, `numpy.random` or torch's default generator (seeded for every sample), or derive the "
+                "generator's seed from the index; write only into copies."
             )
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
-            f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample when it begins to read at the second one of a shard than "
-            "when it reads on from the first. Let read(shard, row) begin at sample `row`, past those before it."
+            f"Data.{split}: {type(given(dataset.stream)).__name__} yields a different sample when reading starts "
+            "at the second row of a shard than when it continues from the first. Let read(shard, row) start at "
+            "sample `row` and skip those before it."
         )
     return Facts(
         length=length,
@@ -141,12 +144,12 @@ def length_of(preparing: Preparing) -> int:
         length = len(dataset)
     except THROWN as error:  # the user's code
         raise StudyError(
-            f"Data.{split}: the {type(given(dataset)).__name__} does not say how many samples it has: len() raised {error!r}. Give "
-            "a map-style Dataset, with __len__ and __getitem__."
+            f"Data.{split}: {type(given(dataset)).__name__} does not report its number of samples: len() raised "
+            f"{error!r}. Pass a map-style Dataset with __len__ and __getitem__."
         ) from error
     if length == 0:
         raise StudyError(
-            f"Data.{split} is empty: the len() of the {type(given(dataset)).__name__} is 0. Give it samples."
+            f"Data.{split} is empty: the len() of {type(given(dataset)).__name__} is 0. Add samples to it."
         )
     return length
 
@@ -158,9 +161,9 @@ def confirm(facts: Facts, preparing: Preparing, *, skip_errors: bool) -> None:
     probes = _probes(dataset, length)
     if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(
-            f"Data.{split}: the {type(given(dataset)).__name__} is another one whenever it is opened (here of {length} samples, "
-            f"before of {facts.length}), and each loader worker opens its own, because it leaves files or connections open. Let "
-            "it give the same samples in the same order: sort what it lists, and seed what it draws."
+            f"Data.{split}: {type(given(dataset)).__name__} differs each time it is opened (now {length} samples, "
+            f"earlier {facts.length}). Each loader worker opens its own because it leaves files or connections "
+            "open. Return the same samples in the same order: sort listed files, and seed random draws."
         )
 
 
@@ -204,8 +207,8 @@ def _first_layout(preparing: Preparing, base: Layout | None, length: int, *, ski
                 raise refusal(error, preparing.split, index) from error
             last = error
     raise StudyError(
-        f"Data.{preparing.split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Fix the "
-        "dataset."
+        f"Data.{preparing.split}: all {length} samples raised, the last one {last!r}, so there is nothing to train "
+        "on. Fix the dataset."
     ) from last
 
 

@@ -107,6 +107,6 @@ def refusal(error: BaseException, split: str, index: int | str) -> StudyError:
         return StudyError(f"Data.{split}: sample {index} {error}")
     where = "".join(traceback.format_tb(error.__traceback__)[-2:])
     return StudyError(
-        f"Data.{split}: sample {index} raised {reason(error)}\n{where}"
-        "Fix the dataset, or leave such samples out with Data(on_error='skip')."
+        f"Data.{split}: sample {index} raised {reason(error)}\n{where}Fix the dataset, or skip such samples with "
+        "Data(on_error='skip')."
     )

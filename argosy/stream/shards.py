@@ -159,8 +159,9 @@ class Shards:
             sample = self._next(reading, shard, row)
         except StopIteration:
             raise Unfit(
-                f"is missing: shard {shard} of the {type(given(self.stream)).__name__} has fewer than the {self.lengths[shard]:,} samples that "
-                "it had when it was counted, or that shard_lengths tells. Let each shard give the same samples whenever it is read."
+                f"is missing: shard {shard} of {type(given(self.stream)).__name__} has fewer than the "
+                f"{self.lengths[shard]:,} samples that were counted, or that shard_lengths specifies. Yield the "
+                "same samples each time a shard is read."
             ) from None
         if self._has_state:
             self._prove_mark(shard, row, sample)

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-READ_AGAIN = "read in each epoch, shard by shard, as it is not kept"
+READ_AGAIN = "read in each epoch, shard by shard, because it is not kept"
 
 
 class Filled(NamedTuple):
@@ -114,7 +114,7 @@ class ArraySource(Source):
         if len(lengths) != 1 or 0 in lengths:
             found = ", ".join(str(len(array)) for array in self.arrays)
             raise StudyError(
-                f"Data: the arrays of {split} have {found} rows; give all of them the same number, above 0."
+                f"Data: the arrays of {split} have {found} rows. Pass arrays with the same number of rows, at least 1."
             )
         self.split = split
         self.heartbeat = heartbeat
@@ -283,7 +283,7 @@ class DatasetSource(Source):
             rows.keep(index, leaves)
         except OSError as error:
             rows.full = True
-            _note(f"no more prepared samples are kept ({error}); they are prepared again.")
+            _note(f"no more prepared samples are kept ({error}); the others are prepared again in each epoch.")
 
     def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.facts.base is None:
@@ -367,9 +367,9 @@ def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
             rows = Rows.open(Path(facts.location.folder), facts.kept_layout, facts.location.count)
             if rows is not None:
                 return rows
-            _note(f"another machine is using {facts.location.folder}; samples are kept in memory, for this run.")
+            _note(f"another machine is using {facts.location.folder}; samples are kept in memory for this run.")
         except OSError as error:
-            _note(f"samples cannot be kept on disk ({error}); they are kept in memory, for this run.")
+            _note(f"samples cannot be kept on disk ({error}); they are kept in memory for this run.")
     count = min(facts.length, most_bytes // max(facts.kept_layout.sample_bytes, 1))
     return Rows.in_memory(facts.kept_layout, count) if count else None
 
@@ -519,14 +519,12 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
         dataset = factory()
     except THROWN as error:  # the user's code
         where = "".join(traceback.format_tb(error.__traceback__)[1:])
-        raise StudyError(
-            f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Fix what it opens."
-        ) from error
-    check_no_loader(f"Data.{split}: what its factory {name} returned", dataset)
+        raise StudyError(f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Fix the factory.") from error
+    check_no_loader(f"Data.{split}: the result of its factory {name}", dataset)
     if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):
         raise StudyError(
-            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is no Dataset. Return an object with __len__ and "
-            "__getitem__, or one with __iter__."
+            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is not a Dataset. Return an object "
+            "with __len__ and __getitem__, or one with __iter__."
         )
     return dataset
 
@@ -537,22 +535,22 @@ def _rows(array: Any, what: str) -> Any:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
         raise StudyError(
-            f"Data: {what} has rows of unlike shapes ({str(error).rstrip('.')}). Pad them to one shape; what is several arrays is given "
-            "as several, one after another."
+            f"Data: {what} has rows of different shapes ({str(error).rstrip('.')}). Pad them to one shape, or pass "
+            "several arrays one after another."
         ) from error
     if isinstance(array, torch.Tensor):
         if array.device.type != "cpu" or array.layout != torch.strided:
             raise StudyError(
-                f"Data: {what} is a tensor of layout {array.layout} on {array.device}; samples are gathered from dense "
-                "tensors in host memory. Give tensor.cpu(), or tensor.to_dense()."
+                f"Data: {what} is a tensor of layout {array.layout} on {array.device}; it must be a dense tensor "
+                "in host memory. Pass tensor.cpu() or tensor.to_dense()."
             )
         return array.detach().resolve_conj().resolve_neg()
     try:
         torch.from_numpy(np.empty(0, array.dtype))
     except (TypeError, ValueError) as error:
         raise StudyError(
-            f"Data: {what} has dtype {array.dtype}, which the stream cannot carry. Convert it to numbers: words to classes "
-            "with np.unique(words, return_inverse=True)[1], numbers with array.astype(np.float32)."
+            f"Data: {what} has dtype {array.dtype}, which torch does not support. Convert it to numbers: words to "
+            "classes with np.unique(words, return_inverse=True)[1], numbers with array.astype(np.float32)."
         ) from error
     # NumPy would copy a non-contiguous array as a whole at each gather.
     return np.ascontiguousarray(array)

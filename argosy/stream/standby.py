@@ -198,7 +198,7 @@ def _left_open(before: frozenset[str]) -> bool:
         gc.collect()  # it may be garbage by now
         left = held() - before
     if left:
-        print(f"not for a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
+        print(f"not usable in a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
     return bool(left)
 
 

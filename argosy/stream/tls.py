@@ -37,7 +37,7 @@ class Certificate:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
         except (OSError, ValueError) as error:
-            problem = "it is none, or has a password"
+            problem = "it is not one, or it has a password"
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
                 problem = str(error.strerror)
             raise PlanError(
@@ -97,7 +97,7 @@ class _Sealed(ssl.SSLSocket):
         self.do_handshake()
         assert isinstance(self.context, _Context)
         if self.getpeercert(binary_form=True) != self.context.leaf:
-            raise ConnectionAbortedError("it shows another one")
+            raise ConnectionAbortedError("it shows a different one")
         self._known = True
 
     def send(self, data: Any, flags: int = 0) -> int:

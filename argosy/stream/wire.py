@@ -84,9 +84,9 @@ class Peer:
         word = pickle.dumps(value, protocol=5)
         if len(word) > LARGEST or len(descriptors) > DESCRIPTORS:
             raise WorkerError(
-                f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors was to be sent to "
-                f"another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors travel at once. Let factories open "
-                "what is large, instead of holding it."
+                f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors is too large "
+                f"to send to another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors are "
+                "possible. Open large data in factories instead of storing it in the objects."
             )
         if not self._deaf:
             self._unsent.append((word, tuple(map(os.dup, descriptors))))
@@ -158,7 +158,7 @@ class Peer:
         except OSError:
             size, ancillary, flags = 0, [], 0
         if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "no room for the files that another process sent: too many are open")
+            raise OSError(errno.EMFILE, "too many files are open to receive those that another process sent")
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.descriptors.extend(array("i", data[: len(data) - len(data) % 4]))
@@ -218,7 +218,8 @@ def _unpickle(word: memoryview) -> Any:
         return pickle.loads(word)
     except Exception as error:  # unpickling may raise anything; an EOFError would be taken for a disconnected peer
         raise WorkerError(
-            f"{len(word):,} bytes from another process cannot be read: {error!r}. Make what they name importable in every process."
+            f"{len(word):,} bytes from another process cannot be read: {error!r}. Make all classes and functions "
+            "in them importable in every process."
         ) from error
 
 

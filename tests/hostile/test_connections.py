@@ -38,7 +38,7 @@ def refuses(peer: Peer, sealed: Certificate | None) -> bool:
     try:
         heard = peer.wait(10)
     except WorkerError as error:
-        return sealed is None and "was not sent by its other end" in str(error)
+        return sealed is None and "does not come from the other node" in str(error)
     except EOFError:
         return sealed is not None
     raise AssertionError(f"heard {heard}")

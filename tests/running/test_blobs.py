@@ -150,7 +150,9 @@ def test_a_map_whose_file_was_cut_is_refused_where_its_numbers_would_be_read(tmp
     np.save(path, np.arange(10_000.0).reshape(1000, 10))
     whole = np.load(path, mmap_mode="r")
     os.truncate(path, 500)
-    with pytest.raises(StudyError, match=r"x.npy has 500 bytes, and an array of Data maps 80128 of it: it was cut"):
+    with pytest.raises(
+        StudyError, match=r"x.npy has 500 bytes, but an array of Data maps 80128 bytes of it: it was truncated"
+    ):
         data_to_descriptor(argosy.Data(arrays=(whole,)))
 
 
@@ -211,7 +213,7 @@ def test_a_file_that_changes_while_the_run_goes_on_ends_it(
     fleet = [studies.member(metrics={"happens": Happens(happens, path)}, eval_batch_size=40)]
     data = argosy.Data(**given, val_arrays=(torch.zeros(40, 12), torch.zeros(40).long()))
     study = studies.study(data=data, fleet=fleet, stop=studies.Unsure(200))
-    with pytest.raises(StudyError, match=rf"x.npy changed while the run goes on: {words}"):
+    with pytest.raises(StudyError, match=rf"x.npy changed during the run: {words}"):
         argosy.train(study, directory=tmp_path / "run", launcher=launcher, devices="cpu:1", loader_workers=1)
 
 

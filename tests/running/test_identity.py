@@ -391,7 +391,7 @@ def test_validation_on_training_samples_is_told(tmp_path: Path, launcher: str) -
     whole = Labelled([index % 10 for index in range(40)])
     fleet = [studies.member()]
     halves = argosy.Data(train=Subset(whole, range(25)), val=Subset(whole, range(20, 40)))
-    with pytest.warns(UserWarning, match=r"Data\.val: 5 of its 20 samples are training samples as well") as told:
+    with pytest.warns(UserWarning, match=r"Data\.val: 5 of its 20 samples are also training samples") as told:
         argosy.train(studies.study(data=halves, fleet=fleet, epochs=1), directory=tmp_path / "a", launcher=launcher)
     assert [Path(one.filename).name for one in told] == [Path(__file__).name]
     noisy = studies.Vectors(40)

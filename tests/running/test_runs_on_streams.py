@@ -119,4 +119,4 @@ def test_three_kills_in_one_epoch_and_none_of_them_can_be_told(
         assert sum(event.samples for event in read_journal(run) if isinstance(event, Fed)) == 0
         assert told == "read by an earlier run"
     else:
-        assert told == "read in each epoch, shard by shard, as it is not kept"
+        assert told == "read in each epoch, shard by shard, because it is not kept"

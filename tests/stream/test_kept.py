@@ -246,7 +246,7 @@ def test_what_is_part_of_no_key_is_kept_in_memory_for_the_run() -> None:
     assert sources["train"].facts.location == Location(
         name=sources["train"].facts.location.name, folder=None, count=LENGTH
     )
-    assert "this run alone" in sources["train"].facts.keeping
+    assert "this run only" in sources["train"].facts.keeping
     keep(sources, ROOM)
     fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
     assert fill(sources["val"], "val", np.arange(LENGTH), epoch=0)[1].prepared == 0
@@ -305,7 +305,7 @@ def test_rows_that_are_not_what_would_be_prepared_are_dropped_with_the_samples_n
     rows = entry.folder / "rows.bin"
     rows.write_bytes(bytes(len(rows.read_bytes())))
     sources = opened(Rows())
-    assert re.search(r"sample \d+ is another one", sources["train"].facts.keeping)
+    assert re.search(r"sample \d+ differs from the kept one", sources["train"].facts.keeping)
     found, filled = fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
     assert filled.prepared == LENGTH
     assert torch.equal(found.leaves[0][:, 0], torch.arange(LENGTH).float())

@@ -41,7 +41,7 @@ LENGTH, ONE = 40, 17
 """The number of samples, and the index of the sample that a mutation changes."""
 ROOM = 2**24
 KEY, WITNESS = "changed since it was last prepared: ", r"\((?!changed since|never prepared).*"
-PROOF = "though nothing that decides it seems to have changed"
+PROOF = "although nothing that it depends on seems to have changed"
 FILES = """
 import functools, json, os, sqlite3
 from pathlib import Path

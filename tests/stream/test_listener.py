@@ -41,7 +41,7 @@ def test_a_name_of_any_length_shifts_nothing(listener: Listener, name: str) -> N
 
 
 def test_a_name_that_is_too_long_is_refused() -> None:
-    with pytest.raises(WorkerError, match="256 bytes; a caller's name has at most 255"):
+    with pytest.raises(WorkerError, match="256 bytes; at most 255 are possible"):
         call(1, name="n" * 256)
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_key_from_the_network_is_refused_and_told(
     assert entered == []
     assert isinstance(error, WorkerError)
     assert [words.partition(" port ")[0] for words in refused] == ["127.0.0.1"]
-    assert refused[0].endswith("does not take the proof of the run's key: it has another one")
+    assert refused[0].endswith("does not accept the proof of the run's key: it has a different key")
 
 
 def test_a_wrong_proof_from_the_network_is_refused_and_told(refused: list[str]) -> None:
@@ -199,7 +199,7 @@ def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
     listener.close()
     assert entered == []
     assert isinstance(error, WorkerError)
-    assert refused[0].endswith("calls with a certificate, and this end has none")
+    assert refused[0].endswith("calls with a certificate, but this end has none")
 
 
 def test_what_a_scanner_of_ports_says_is_ignored(

@@ -148,9 +148,7 @@ CASES = [(name, "r+") for name in HOLDERS] + [(name, mode) for name in ("arrays"
 
 @pytest.mark.parametrize(("holder", "mode"), CASES)
 def test_a_map_that_is_given_is_watched_wherever_it_is_held(holder: str, mode: Any, path: Path) -> None:
-    with pytest.raises(
-        StudyError, match=r"x.npy changed while the run goes on: its data or its attributes were changed"
-    ):
+    with pytest.raises(StudyError, match=r"x.npy changed during the run: its data or its attributes were changed"):
         weights(HOLDERS[holder](np.load(path, mmap_mode=mode), path), path, put_back)
 
 
@@ -162,14 +160,12 @@ def test_a_map_that_is_given_trains_as_its_numbers_do_wherever_it_is_held(path: 
 
 @pytest.mark.parametrize("holder", OPENED.values(), ids=OPENED)
 def test_a_map_that_the_study_opens_is_watched_too(holder: Callable[[Any, Path], Given], path: Path) -> None:
-    with pytest.raises(
-        StudyError, match=r"x.npy changed while the run goes on: its data or its attributes were changed"
-    ):
+    with pytest.raises(StudyError, match=r"x.npy changed during the run: its data or its attributes were changed"):
         weights(holder("r", path), path, put_back)
 
 
 def test_what_is_written_through_another_map_is_found(path: Path) -> None:
-    with pytest.raises(StudyError, match=r"x.npy changed while the run goes on: it was written to at"):
+    with pytest.raises(StudyError, match=r"x.npy changed during the run: it was written to at"):
         weights({"arrays": (np.load(path, mmap_mode="r+"), LABELS)}, path, through_a_map)
 
 
@@ -193,7 +189,7 @@ class Cache(Rows):
 
 def test_a_dataset_writes_to_a_map_that_its_factory_has_opened(path: Path) -> None:
     weights({"train": partial(Cache, path)}, path)
-    with pytest.raises(StudyError, match=r"A map that a Dataset writes to itself is opened by its factory\."):
+    with pytest.raises(StudyError, match=r"open the map in the Dataset's factory\."):
         weights({"train": Cache(path)}, path, run="given")
 
 

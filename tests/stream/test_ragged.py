@@ -219,14 +219,18 @@ def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padde
 @pytest.mark.parametrize(
     ("sample", "ragged", "words"),
     [
-        ({"ids": [1], "label": 0, "mask": [1]}, RAGGED, "has 'mask', which Data.ragged gives as mask= as well"),
-        ((torch.zeros(9), 1), (Ragged(8), None), "has a length of 9, and Data.ragged allows 8"),
-        ((torch.zeros(3), 1), {"ids": Ragged(8)}, "is built as \\(·, ·\\), and Data.ragged as {'ids': ·}"),
-        ({"x": torch.zeros(3)}, {"ids": Ragged(8)}, "is built as {'x': ·}"),
-        ((torch.zeros(3), 1), (Ragged(8),), "is built as \\(·, ·\\)"),
+        ({"ids": [1], "label": 0, "mask": [1]}, RAGGED, "has 'mask', which is also a mask= of Data.ragged"),
+        ((torch.zeros(9), 1), (Ragged(8), None), "has length 9; Data.ragged allows at most 8"),
+        ((torch.zeros(3), 1), {"ids": Ragged(8)}, "has the structure \\(·, ·\\), Data.ragged {'ids': ·}"),
+        ({"x": torch.zeros(3)}, {"ids": Ragged(8)}, "has the structure {'x': ·}"),
+        ((torch.zeros(3), 1), (Ragged(8),), "has the structure \\(·, ·\\)"),
         ((torch.tensor(3.0), 1), (Ragged(8), None), "has a single number where"),
         (((torch.zeros(2), torch.zeros(2)), 1), (Ragged(8), None), "has \\(·, ·\\) where"),
-        ((torch.zeros(3, dtype=torch.int64), 1), (Ragged(8, pad=0.5), None), "pads with 0.5, which that cannot hold"),
+        (
+            (torch.zeros(3, dtype=torch.int64), 1),
+            (Ragged(8, pad=0.5), None),
+            "which cannot represent pad=0.5 of Data.ragged",
+        ),
     ],
 )
 def test_a_sample_that_is_built_otherwise_is_refused(sample, ragged, words) -> None:

@@ -88,7 +88,7 @@ def dying(shard: int, row: int) -> Iterator[Any]:
     ("reader", "error", "words"),
     [
         (raising, StudyError, r"Data\.train: sample \d of shard \d raised ZeroDivisionError"),
-        (drawing, StudyError, r"Data\.train: the FromShards draws random numbers"),
+        (drawing, StudyError, r"Data\.train: FromShards draws random numbers"),
         (
             unlike,
             StudyError,
@@ -113,7 +113,7 @@ def wide(shard: int, row: int) -> Iterator[Any]:
 
 def test_readers_end_where_there_is_no_room() -> None:
     with pytest.raises(
-        StudyError, match=r"there is no room for more than \d+ samples of the FromShards \(8,388,608 bytes\)"
+        StudyError, match=r"there is no room for more than \d+ samples of FromShards \(8,388,608 bytes\)"
     ):
         read(wide, readers=3, cache=RowCache(most_bytes=2**23))
     assert not [path for path in RowCache().folder.iterdir() if path.is_dir()]

@@ -253,7 +253,7 @@ def of_one_value(shard: int, row: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("lengths", [None, (9, 9), (1, 9)])
 def test_a_shard_that_is_read_from_its_first_row_whatever_is_asked_for_is_refused(lengths: Any) -> None:
-    with pytest.raises(StudyError, match=r"Let read\(shard, row\) begin at sample `row`"):
+    with pytest.raises(StudyError, match=r"Let read\(shard, row\) start at sample `row`"):
         opened(from_shards([0, 1], read=from_the_first, lengths=lengths))
     assert opened(from_shards([0, 1], read=of_one_value)).length == 18
     assert opened(from_shards([0, 1], read=from_the_first, lengths=(1, 1))).length == 2, (
@@ -262,17 +262,15 @@ def test_a_shard_that_is_read_from_its_first_row_whatever_is_asked_for_is_refuse
 
 
 def test_what_cannot_be_read_again_is_said() -> None:
-    with pytest.raises(StudyError, match="gives another sample 0 when it is read again, so that what it gives depends"):
+    with pytest.raises(StudyError, match="yields a different sample 0 when it is read again, so its samples depend"):
         opened(from_shards([0, 1], read=drawing))
-    with pytest.raises(StudyError, match="gives another sample 0 when it is read again"):
+    with pytest.raises(StudyError, match="yields a different sample 0 when it is read again"):
         opened(from_shards([0, 1], read=drawing, lengths=(9, 9)))
-    with pytest.raises(StudyError, match=r"Data\.train is empty: the FromShards gives no sample"):
+    with pytest.raises(StudyError, match=r"Data\.train is empty: FromShards yields no samples"):
         opened(from_shards([0, 1], read=lambda *_: iter(())))
     assert opened(from_shards([0, 1], read=told)).length == 18  # the numbers drawn do not affect the samples
     source = opened(from_shards([0], read=partial(shrinking, itertools.chain([9, 9, 9, 9], itertools.repeat(5)))))
-    with pytest.raises(
-        StudyError, match=r"sample 7 is missing: shard 0 of the FromShards has fewer than the 9 samples"
-    ):
+    with pytest.raises(StudyError, match=r"sample 7 is missing: shard 0 of FromShards has fewer than the 9 samples"):
         filled(source, [7])
 
 

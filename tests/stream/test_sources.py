@@ -64,7 +64,7 @@ class OwnGenerator(studies.Vectors):
 
 
 def test_an_own_generator_is_refused_by_name() -> None:
-    with pytest.raises(StudyError, match=r"OwnGenerator.*generator of its own"):
+    with pytest.raises(StudyError, match=r"OwnGenerator.*its own generator"):
         source(OwnGenerator(10))
 
 
@@ -81,7 +81,7 @@ class Flips(studies.Vectors):
 
 
 def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
-    with pytest.raises(StudyError, match=r"Flips\) draws for sample 0 from a generator of its own"):
+    with pytest.raises(StudyError, match=r"Flips\) draws for sample 0 from its own generator"):
         source(Flips(30))
 
 
@@ -100,7 +100,7 @@ class InPlace(studies.Vectors):
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_a_dataset_that_writes_into_what_it_holds_is_refused(noise: float) -> None:
-    with pytest.raises(StudyError, match=r"InPlace\) prepared sample \d+ twice .* writes into what it holds"):
+    with pytest.raises(StudyError, match=r"InPlace\) prepared sample \d+ twice .* writes into stored data"):
         source(InPlace(30, noise))
 
 
@@ -241,7 +241,7 @@ def test_unequal_lengths_are_refused() -> None:
 
 
 def test_what_the_stream_cannot_carry_is_named() -> None:
-    with pytest.raises(StudyError, match=r"^Data.train: sample 0 holds 'text' of type str; .* Convert it"):
+    with pytest.raises(StudyError, match=r"^Data.train: sample 0 contains 'text' of type str; .* Convert it"):
         source(["text", "more"])
 
 
@@ -307,16 +307,24 @@ OBJECTS = np.array([None, 1], dtype=object)
         ((X, 0), (torch.zeros(4), 0), r"has shape \(4,\) in its element 0, the first sample \(3,\)\..* pad"),
         ((X, 0), (X, 1.0), r"has torch.float64 in its element 1, the first sample torch.int64\..*convert"),
         ((X, 0), (X.double(), 1), r"has torch.float64 in its element 0, the first sample torch.float32\."),
-        ((X, 0), None, r"holds None of type NoneType; the stream carries tensors, arrays and numbers\. Convert"),
-        ((X, 0), (X, "cat"), r"holds 'cat' of type str;"),
+        (
+            (X, 0),
+            None,
+            r"contains None of type NoneType; a sample may contain only tensors, arrays and numbers\. Convert",
+        ),
+        ((X, 0), (X, "cat"), r"contains 'cat' of type str;"),
         (
             (X, 0),
             (np.array(["cat"]), 1),
-            r"holds array\(\['cat'\], dtype='<U3'\) of type numpy.ndarray with dtype <U3;",
+            r"contains array\(\['cat'\], dtype='<U3'\) of type numpy.ndarray with dtype <U3;",
         ),
-        ((X, 0), (OBJECTS, 1), r"holds array\(\[None, 1\], dtype=object\) of type numpy.ndarray with dtype object;"),
-        ((X, 0), [X, 0], r"is built as \[·, ·\], the first one as \(·, ·\)\. Build all samples alike\."),
-        ({"x": X, "y": 0}, {"x": X}, r"is built as \{'x': ·\}, the first one as \{'x': ·, 'y': ·\}\."),
+        ((X, 0), (OBJECTS, 1), r"contains array\(\[None, 1\], dtype=object\) of type numpy.ndarray with dtype object;"),
+        (
+            (X, 0),
+            [X, 0],
+            r"has the structure \[·, ·\], the first sample \(·, ·\)\. Return the same structure for all samples\.",
+        ),
+        ({"x": X, "y": 0}, {"x": X}, r"has the structure \{'x': ·\}, the first sample \{'x': ·, 'y': ·\}\."),
         ((X, 0), SystemExit(2), r"raised SystemExit: 2\n"),
     ],
 )
@@ -330,15 +338,15 @@ def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> 
 @pytest.mark.parametrize(
     ("dataset", "says"),
     [
-        (Odd((X, None), 0), r"sample 0 holds None"),
+        (Odd((X, None), 0), r"sample 0 contains None"),
         (Odd((), ()), r"sample 0 is \(\), without any tensor"),
         (Odd((X.to_sparse(), 0), 0), r"sample 0 has a sparse tensor"),
         (Odd((X, 0), 0, length=40), r"sample (20|39) raised IndexError: list index out of range"),
-        (Odd((X, 0), 0, length=0), r"is empty: the len\(\) of the Odd is 0\. Give it samples\."),
-        (Odd((X, 0), 0, length=TypeError("no")), r"the Odd does not say how many samples it has: len\(\) raised"),
-        (Odd((X, 0), 0, length=-1), r"the Odd does not say how many samples it has: .*ValueError"),
-        (lambda: 3, r"its factory <lambda> returned 3, which is no Dataset"),
-        (lambda: Dataset(), r"its factory <lambda> returned an instance of Dataset, which is no Dataset"),
+        (Odd((X, 0), 0, length=0), r"is empty: the len\(\) of Odd is 0\. Add samples to it\."),
+        (Odd((X, 0), 0, length=TypeError("no")), r"Odd does not report its number of samples: len\(\) raised"),
+        (Odd((X, 0), 0, length=-1), r"Odd does not report its number of samples: .*ValueError"),
+        (lambda: 3, r"its factory <lambda> returned 3, which is not a Dataset"),
+        (lambda: Dataset(), r"its factory <lambda> returned an instance of Dataset, which is not a Dataset"),
         (
             lambda: 1 / 0,
             r"its factory <lambda> raised ZeroDivisionError: division by zero\n.*test_sources.*in <lambda>",
@@ -377,7 +385,7 @@ def test_the_dataset_of_a_loader_is_asked_for() -> None:
 
 
 def test_where_every_sample_raises_there_is_nothing_to_train_on() -> None:
-    with pytest.raises(StudyError, match=r"each of the 30 samples raised, the last one OSError\('gone'\)"):
+    with pytest.raises(StudyError, match=r"all 30 samples raised, the last one OSError\('gone'\)"):
         source(Odd(OSError("gone"), OSError("gone")), skip_errors=True)
 
 
@@ -422,8 +430,8 @@ def test_complex_numbers_of_every_kind() -> None:
     ("array", "says"),
     [
         (np.arange(2, dtype=">i4"), r"has dtype >i4"),
-        ([[1], [2, 3]], r"has rows of unlike shapes "),
-        (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Give tensor\.cpu\(\)"),
+        ([[1], [2, 3]], r"has rows of different shapes "),
+        (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Pass tensor\.cpu\(\)"),
         (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
     ],
 )

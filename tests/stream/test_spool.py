@@ -136,7 +136,7 @@ def test_then_draws_anew_in_each_epoch(lines: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Drawing, "the Drawing draws random numbers, which would be the same in each epoch"),
+        (Drawing, "Drawing draws random numbers, but is read only once, so they would be the same in each epoch"),
         (Unlike, r"sample 30 has shape \(2,\) in its element 0, the first sample \(1,\)"),
         (Raising, "sample 7 raised ZeroDivisionError"),
     ],
@@ -167,19 +167,19 @@ def test_what_is_drawn_may_decide_nothing(lines: Path) -> None:
     stream = Naming(lines)
     assert opened(stream).length == LENGTH
     assert stream.given == 2 * LENGTH
-    with pytest.raises(StudyError, match=r"^Data\.train: the LateDrawing draws random numbers"):
+    with pytest.raises(StudyError, match=r"^Data\.train: LateDrawing draws random numbers"):
         opened(LateDrawing(lines))
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(StudyError, match=r"Data\.train is empty: the Lines gives no sample"):
+    with pytest.raises(StudyError, match=r"Data\.train is empty: Lines yields no samples"):
         opened(Lines(tmp_path / "empty.txt"))
 
 
 def test_without_room_it_is_said_how_much_was_read(lines: Path) -> None:
     sample = 3 * 4 + 8
-    with pytest.raises(StudyError, match=r"no room for more than 10 samples of the Lines \(205 bytes\)"):
+    with pytest.raises(StudyError, match=r"no room for more than 10 samples of Lines \(205 bytes\)"):
         open_sources(Data(train=Lines(lines)), seed=3, cache=RowCache(most_bytes=10 * sample + 5))
 
 
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_is_said(lines: Path, small_disk: Path) -> None:
             return (torch.zeros(8192) for _ in super().__iter__())
 
     with pytest.raises(
-        StudyError, match=rf"the Wide gives cannot be written to {small_disk}: No space left on device\. Free some"
+        StudyError, match=rf"the samples of Wide cannot be written to {small_disk}: No space left on device\. Free some"
     ):
         open_sources(Data(train=Wide(lines)), seed=3, cache=RowCache(small_disk, most_bytes=2**30))
     assert not list(small_disk.iterdir())

@@ -173,7 +173,7 @@ def test_a_large_value_arrives_whole_and_one_that_is_too_large_is_refused(monkey
     with raw() as (ours, peer):
         monkeypatch.setattr(framing, "LARGEST", 1000)
         ours.sendall(LENGTH.pack(1001))
-        with pytest.raises(WorkerError, match="announced 1,001 bytes"):
+        with pytest.raises(WorkerError, match="announced a message of 1,001 bytes"):
             peer.receive()
 
 
@@ -250,5 +250,5 @@ def no_more_files() -> Iterator[None]:
 def test_a_descriptor_that_finds_no_room_is_an_error_that_says_so() -> None:
     here, there = Peer.pair()
     here.send("word", [0])
-    with no_more_files(), pytest.raises(OSError, match="too many are open"):
+    with no_more_files(), pytest.raises(OSError, match="too many files are open"):
         there.receive()

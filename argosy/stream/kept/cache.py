@@ -126,7 +126,7 @@ class RowCache:
         entries = self.entries(key.prefix)[::-1]
         same = [entry for entry in entries if not key.difference(entry.header.parts)]
         for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
-            change = f"it has {length} samples, and had {entry.header.length}"
+            change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):
                 change = stale(entry.folder / NOTES, key.roots)
             if not change and (found := self._placed(entry, key)) is not None:

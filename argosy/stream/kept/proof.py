@@ -28,8 +28,8 @@ __all__ = ["Prover"]
 PROVED = 3
 """Number of samples that are prepared again at each opening."""
 DRAWN = (
-    "drawn anew in each epoch, so nothing is kept. Data(train=..., then=...) tells apart what draws, and the rest is prepared once "
-    "for all"
+    "drawn again in each epoch, so nothing is kept. Move the random part to Data(then=...); the rest is then "
+    "prepared only once"
 )
 
 
@@ -72,7 +72,7 @@ class Prover:
             facts = self._probed(preparing)
             if not facts.constant:
                 return _drawn(facts)
-            return _in_memory(facts, str(id(preparing.dataset)), f"{key} is part of it")
+            return _in_memory(facts, str(id(preparing.dataset)), f"it contains {key}")
         try:
             return self._kept(preparing, self.cache, key)
         except (OSError, RunError) as error:
@@ -106,7 +106,7 @@ class Prover:
         folder, header = entry.folder, entry.header
         there = marked(folder)[: header.count]
         if not len(there.nonzero()[0]):
-            return "nothing was kept of it yet"
+            return "nothing is kept of it yet"
         indices = random.SystemRandom().sample(there.nonzero()[0].tolist(), min(PROVED, int(np.count_nonzero(there))))
         rows: Rows | None = None
         layout: Layout | None = None
@@ -120,10 +120,13 @@ class Prover:
             if rows is None and layout is not None and header.fits(layout):
                 rows = Rows.open(folder, layout, header.count)
                 if rows is None:
-                    return "another machine is using what was kept"
+                    return "another machine is using the kept samples"
             if rows is None or not same_bits(leaves, rows.row(index)):
                 cache.discard(folder)
-                return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
+                return (
+                    f"sample {index} differs from the kept one, although nothing that it depends on seems to have "
+                    "changed"
+                )
         assert layout is not None
         complete = len(there) == header.length and bool(there.all())
         return Facts(
@@ -158,7 +161,7 @@ def _key(dataset: Any) -> Key | Opaque:
 
 def _in_memory(facts: Facts, name: str, why: str) -> Facts:
     location = Location(name=name, folder=None, count=facts.length)
-    return replace(facts, location=location, keeping=f"prepared once and kept in memory, for this run alone: {why}")
+    return replace(facts, location=location, keeping=f"prepared once and kept in memory, for this run only: {why}")
 
 
 def _drawn(facts: Facts) -> Facts:

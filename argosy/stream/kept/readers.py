@@ -58,8 +58,8 @@ def by_readers(
                 except EOFError:
                     if processes[connection].shards:
                         raise WorkerError(
-                            "A process that reads shards of a stream died. Try --loader-workers 0: one process reads all of them then, and a crash "
-                            "in native code shows."
+                            "A process that reads shards of a stream died. Try --loader-workers 0: then one "
+                            "process reads all shards, and a crash in native code becomes visible."
                         ) from None
                     _end(processes.pop(connection))
                     continue

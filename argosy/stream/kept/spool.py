@@ -76,8 +76,8 @@ class Spool:
             return self._facts(cache)
         except OSError as error:  # from the folder of kept rows: errors of the stream are reported for their sample
             raise StudyError(
-                f"Data.{self.split}: what the {self._kind} gives cannot be written to {cache.folder}: {error.strerror}. Free some space, or "
-                "name a folder on another disk: ARGOSY_CACHE."
+                f"Data.{self.split}: the samples of {self._kind} cannot be written to {cache.folder}: "
+                f"{error.strerror}. Free some space, or set ARGOSY_CACHE to a folder on another disk."
             ) from error
 
     def _facts(self, cache: RowCache) -> Facts:
@@ -85,12 +85,12 @@ class Spool:
             key = key_of(self.stream)
             found = cache.look_up(key)
         except Opaque as error:
-            key, found = Key.of_one_run(self.stream), f"for this run alone, as {error} is part of it"
+            key, found = Key.of_one_run(self.stream), f"for this run only, because it contains {error}"
         if isinstance(found, Entry):
             known = self._proved(cache, found, key)
             if known is not None:
                 return known
-            found = "its first samples are others than they were"
+            found = "its first samples have changed"
         return self._read(cache, key, found)
 
     @property
@@ -193,8 +193,8 @@ class Spool:
                 part.samples, part.last = row + 1, leaves
         if (self._drew() or states_of_own(given(self.stream)) != own) and not self._equal(part, heartbeat):
             raise StudyError(
-                f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
-                "Let Data(then=...) do what draws, and leave shuffling to the study."
+                f"Data.{self.split}: {self._kind} draws random numbers, but is read only once, so they would be "
+                "the same in each epoch. Draw in Data(then=...), and leave shuffling to the study."
             )
         witnesses.add()
         return part
@@ -213,8 +213,9 @@ class Spool:
             if wanted > room:
                 number = sum(samples for samples, _ in sizes.values()) - 1
                 raise StudyError(
-                    f"Data.{self.split}: there is no room for more than {number:,} samples of the {self._kind} ({room:,} bytes), and it "
-                    f"gives more. Free the disk of {cache.folder}, raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
+                    f"Data.{self.split}: there is no room for more than {number:,} samples of {self._kind} "
+                    f"({room:,} bytes). Free space on the disk of {cache.folder}, raise keep_bytes (--keep-bytes), "
+                    "delete other samples (argosy cache --clear), or make the stream end earlier."
                 )
 
         return grown
@@ -242,7 +243,7 @@ class Spool:
             return not any(column.read(1) for column in columns)
 
     def _empty(self) -> StudyError:
-        return StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
+        return StudyError(f"Data.{self.split} is empty: {self._kind} yields no samples. Yield at least one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ def _rows(location: Location, layout: Layout) -> Rows:
     rows = Rows.open(Path(location.folder), layout, location.count)
     if rows is None:
         raise WorkerError(
-            f"another machine is using {location.folder}. Give each machine a folder of its own: ARGOSY_CACHE."
+            f"another machine is using {location.folder}. Set ARGOSY_CACHE to a different folder on each machine."
         )
     return rows
 

@@ -195,7 +195,7 @@ def stale(path: Path, roots: Roots) -> str:
             try:
                 note = Note.parsed(line)
             except (ValueError, TypeError):
-                return "the notes of what was read are damaged"
+                return "the list of the files that were read is damaged"
             key = note.kind, note.root, note.name
             before = notes.get(key, note)
             if not _same(before, note):
