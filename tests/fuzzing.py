@@ -455,7 +455,7 @@ def _of_member(asked: Asked, member: argosy.Member, state: RunState, directory: 
         expected = trained(asked.study, member, list(ended.values()))
     except ValueError as error:
         # BatchNorm got a batch of one sample; a run may describe this in its own words.
-        tells = str(error) in known.reason or "a batch came to BatchNorm with 1 sample" in known.reason
+        tells = str(error) in known.reason or "BatchNorm got a batch of 1 sample" in known.reason
         return [] if known.status == "failed" and tells else [f"{fails}, and alone raises {error}"]
     if any(map(_diverged, [{"samples": 0}, *expected.rows], expected.rows[:-1])):
         return []

@@ -449,7 +449,7 @@ REFUSED = {
             ARRAYS,
             "train=type('Lines', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter([])})()",
         ),
-        "is empty: the Lines gives no sample",
+        "is empty: Lines yields no samples",
     ),
     "unpicklable": (
         STUDY.replace("partial(Net, 4)", "partial(Net, 4, lock=__import__('threading').Lock())"),
@@ -459,7 +459,7 @@ REFUSED = {
     "own generator": (with_dataset("torch.rand(6, generator=self.random), 0"), "generator of its own"),
     "unequal shapes": (
         with_dataset("torch.zeros(6 + (index == 17)), 0"),
-        "resize them in the dataset, or let Data(ragged=...) pad",
+        "resize them in the dataset, or pad them with Data(ragged=...)",
     ),
     "batch norm": (
         STUDY.replace("nn.ReLU()", "nn.BatchNorm1d(hidden)").replace("batch_size=10", "batch_size=89"),

@@ -167,7 +167,7 @@ SUMS: dict[str, Any] = {
 @pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
 def test_a_loss_that_adds_up_samples_is_refused(tmp_path: Path, loss: Any) -> None:
     told = reason(tmp_path, member(loss=loss))
-    assert "its loss adds up the samples of a batch" in told
+    assert "its loss sums over the samples of a batch" in told
     assert "\n" not in told.strip()
 
 
@@ -177,7 +177,7 @@ def test_a_step_that_adds_up_samples_is_refused(tmp_path: Path, validate: Any) -
         return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
     told = reason(tmp_path, member(step=adding if validate is None else step, validate=validate))
-    assert f"its {'step' if validate is None else 'validate'} adds up the samples of a batch" in told
+    assert f"its {'step' if validate is None else 'validate'} sums over the samples of a batch" in told
 
 
 def adding(model: nn.Module, batch: Any) -> Tensor:
@@ -198,7 +198,7 @@ def variational(model: nn.Module, batch: Any) -> Tensor:
 @pytest.mark.parametrize("what", ["step", "validate"])
 def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own: Any, rows: int) -> None:
     told = reason(tmp_path, member(**{"step": step, what: own}, batch_size=8, eval_batch_size=rows))
-    assert f"its {what} adds up the samples of a batch" in told
+    assert f"its {what} sums over the samples of a batch" in told
     assert "\n" not in told.strip()
 
 
@@ -255,16 +255,16 @@ def test_a_step_that_takes_no_batch_of_equal_samples_is_taken(tmp_path: Path) ->
 
 def test_a_root_of_a_sum_is_refused(tmp_path: Path) -> None:
     loss = lambda output, target: functional.cross_entropy(output, target, reduction="sum").sqrt()  # noqa: E731
-    assert "its loss adds up the samples of a batch" in reason(tmp_path, member(loss=loss))
+    assert "its loss sums over the samples of a batch" in reason(tmp_path, member(loss=loss))
 
 
 def test_a_step_that_adds_up_is_refused_without_a_validation(tmp_path: Path) -> None:
-    assert "its step adds up" in reason(tmp_path, member(step=adding), data=argosy.Data(arrays=(X, CLASSES)))
+    assert "its step sums over" in reason(tmp_path, member(step=adding), data=argosy.Data(arrays=(X, CLASSES)))
 
 
 def test_a_sum_of_a_network_that_takes_its_own_sizes_alone_is_refused(tmp_path: Path) -> None:
     sized = partial(Sized, (16,), (16, 8))
-    assert "its step adds up" in reason(tmp_path, member(model=sized, step=adding, drop_last=True), block_size=20)
+    assert "its step sums over" in reason(tmp_path, member(model=sized, step=adding, drop_last=True), block_size=20)
 
 
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ def test_cross_entropy_of_one_output_and_numbers_is_refused(
     numbers = X.sum(1).reshape(shape)
     data = argosy.Data(arrays=(X, numbers), val_arrays=(X[:40], numbers[:40]))
     found = reason(tmp_path, member(model=model, loss=loss), data=data)
-    assert "member 'net': its network has one output, targets are floats" in found
+    assert "member 'net': its network has one output and targets are floats" in found
     assert "loss=nn.MSELoss()" in found
 
 
@@ -411,7 +411,7 @@ COUPLED: dict[str, tuple[dict[str, Any], bool]] = {
 def test_a_val_loss_that_depends_on_eval_batch_size_is_noted(tmp_path: Path, rest: dict[str, Any], noted: bool) -> None:
     found = notes(tmp_path, member(**{"eval_batch_size": 20, **rest}))
     assert [note.partition(":")[0] for note in found] == (
-        ["val_loss is no mean over samples, so it depends on eval_batch_size"] if noted else []
+        ["val_loss is not a mean over samples, so it depends on eval_batch_size"] if noted else []
     )
 
 
@@ -481,7 +481,7 @@ ONE = partial(nn.Linear, 6, 1)
 def test_a_loss_that_broadcasts_is_refused(tmp_path: Path, loss: Any, flat: bool) -> None:
     model, target = (ONE, NUMBERS.flatten()) if flat else (Flat, NUMBERS)
     told = sentence(tmp_path, member(model=model, loss=loss), arrays=(X, target))
-    assert "compares each output with the targets of other samples as well. Give both one shape" in told
+    assert "compares each output with the targets of other samples too. Give both the same shape" in told
     assert ("target.reshape(-1, 1)" in told) == flat
 
 
@@ -520,7 +520,7 @@ def pinball(output: Tensor, target: Tensor) -> Tensor:
 
 def test_a_loss_of_quantiles_takes_flat_targets_and_says_so(tmp_path: Path) -> None:
     several = member(model=partial(nn.Linear, 6, 3), loss=pinball)
-    assert "Give both one shape: target[:, 0]." in sentence(tmp_path / "a", several, arrays=(X, NUMBERS))
+    assert "Give both the same shape: target[:, 0]." in sentence(tmp_path / "a", several, arrays=(X, NUMBERS))
     assert reason(tmp_path / "b", several, data=argosy.Data(arrays=(X, NUMBERS.flatten()))) == ""
 
 
@@ -561,7 +561,7 @@ def regression(model: nn.Module, batch: Any) -> Tensor:
 
 def test_a_step_that_broadcasts_is_refused(tmp_path: Path) -> None:
     told = sentence(tmp_path, member(model=ONE, step=regression), arrays=(X, NUMBERS.flatten()))
-    assert "network gives [16, 1] and targets are [16]" in told
+    assert "network returns [16, 1] and targets are [16]" in told
 
 
 @pytest.mark.parametrize("what", ["step", "validate"])
@@ -571,7 +571,7 @@ def test_a_step_by_hand_that_broadcasts_is_refused(tmp_path: Path, what: str) ->
 
     own = {"step": alike, what: lambda model, batch: mean_by_hand(model(batch[0]), batch[1])}
     told = sentence(tmp_path, member(model=ONE, **own), arrays=(X, NUMBERS.flatten()))
-    assert f"its {what} is given [16] of float32 and compares each output with the targets of other samples" in told
+    assert f"its {what} gets [16] of float32 and compares each output with the targets of other samples" in told
 
 
 class Squares:
@@ -642,7 +642,7 @@ def near(output: Tensor, target: Tensor) -> Tensor:
 def test_a_metric_that_broadcasts_is_refused(tmp_path: Path, model: Any, target: Tensor, metric: Any) -> None:
     told = sentence(tmp_path, member(model=model, loss=near, metrics={"odd": metric}), arrays=(X, target))
     assert (
-        "so its metric 'odd' compares each output with the targets of other samples as well. Give both one shape"
+        "so its metric 'odd' compares each output with the targets of other samples too. Give both the same shape"
         in told
     )
 
@@ -673,10 +673,7 @@ def test_a_metric_that_does_not_broadcast_is_accepted(tmp_path: Path, model: Any
 )
 def test_values_of_each_sample_with_each_other_are_refused(tmp_path: Path, rest: dict[str, Any]) -> None:
     told = reason(tmp_path, member(**rest))
-    assert (
-        "gives [16, 16] for 16 samples and [8, 8] for 8, so it compares each sample with the others of its batch"
-        in told
-    )
+    assert "gives [16, 16] for 16 samples and [8, 8] for 8, so it compares samples of a batch with each other" in told
 
 
 @pytest.mark.parametrize(
@@ -726,12 +723,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "float64 samples": (
         {},
         (X.double(), CLASSES),
-        "given samples of float64 and has weights of float32; they must have the same dtype",
+        "got samples of float64 but has weights of float32; they must have the same dtype",
     ),
-    "whole samples": ({}, (X.long(), CLASSES), "given samples of int64 and has weights of float32"),
-    "bytes": ({}, (X.to(torch.uint8), CLASSES), "given samples of uint8 and has weights of float32"),
+    "whole samples": ({}, (X.long(), CLASSES), "got samples of int64 but has weights of float32"),
+    "bytes": ({}, (X.to(torch.uint8), CLASSES), "got samples of uint8 but has weights of float32"),
     "NumPy's default": ({}, (X.double().numpy(), CLASSES.numpy()), r"samples of float64 .* array.astype\('float32'\)"),
-    "double images": ({"model": convolution}, (IMAGES.movedim(-1, 1).double(), CLASSES), "given samples of float64"),
+    "double images": ({"model": convolution}, (IMAGES.movedim(-1, 1).double(), CLASSES), "got samples of float64"),
     "a wrong width": (
         {"model": narrow},
         (X, CLASSES),
@@ -745,7 +742,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "channels last": (
         {"model": convolution},
         (IMAGES, CLASSES),
-        r"layer '0', Conv2d.* was given \[16, 8, 8, 3\] of float32: channels come last",
+        r"layer '0', Conv2d.* was given \[16, 8, 8, 3\] of float32: its channels are in the last dimension",
     ),
     "int32 labels": ({}, (X, CLASSES.int()), "targets are .* of int32, .* needs class numbers as int64"),
     "float labels": ({}, (X, CLASSES.float()), "needs class numbers as int64"),
@@ -753,17 +750,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "labels in a column": (
         {},
         (X, CLASSES[:, None]),
-        r"needs one class number per sample, \[batch\]: give target.flatten\(\)",
+        r"needs one class number per sample, \[batch\]. Use target.flatten\(\)",
     ),
-    "one-hot whole numbers": ({}, (X, HOT), r"or one-hot targets as floats: give target.argmax\(1\)"),
+    "one-hot whole numbers": ({}, (X, HOT), r"or one-hot targets as floats. Use target.argmax\(1\)"),
     "classes last": (
         {"model": Tokens},
         (X, CLASSES[:, None].expand(-1, 4)),
-        r"classes in the second dimension: let the network return x.movedim",
+        r"classes in the second dimension. Return x.movedim",
     ),
-    "labels out of range": ({}, (X, CLASSES + 1), "a target is label 5, and its network has 5 outputs"),
-    "labels below 0": ({}, (X, CLASSES - 1), "a target is label -?[0-9], and its network has 5 outputs"),
-    "one logit and classes": ({"model": ONE}, (X, CLASSES % 2), "a target is label 1, and its network has 1 outputs"),
+    "labels out of range": ({}, (X, CLASSES + 1), "a target has label 5, but its network has 5 outputs"),
+    "labels below 0": ({}, (X, CLASSES - 1), "a target has label -?[0-9], but its network has 5 outputs"),
+    "one logit and classes": ({"model": ONE}, (X, CLASSES % 2), "a target has label 1, but its network has 1 outputs"),
     "flat logits and classes": (
         {"model": Flat},
         (X, CLASSES % 2),
@@ -772,17 +769,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "BCE of two shapes": (
         {"model": ONE, "loss": BCE},
         (X, (CLASSES % 2).float()),
-        r"needs both in one shape: give target.reshape\(-1, 1\)",
+        r"needs the same shape for both. Use target.reshape\(-1, 1\)",
     ),
     "BCE of whole targets": (
         {"model": Flat, "loss": BCE},
         (X, CLASSES % 2),
-        r"needs both in one dtype: give tensor.to\(torch.float32\)",
+        r"needs the same dtype for both. Use tensor.to\(torch.float32\)",
     ),
     "float64 targets of a Huber loss": (
         {"model": Flat, "loss": nn.HuberLoss()},
         (X, NUMBERS.flatten().double()),
-        "no gradient of its loss for targets of another dtype than the outputs .*Double.*Convert targets",
+        "no gradient of its loss if targets and outputs have different dtypes .*Double.*Convert the targets",
     ),
     "accuracy on one logit": (
         {"model": ONE, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
@@ -801,18 +798,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     ),
     "pairs of arrays": ({}, ((X, X), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
     "pairs of unlike arrays": ({}, ((X, IMAGES), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
-    "lists of unlike rows": ({}, ([[1.0], [1.0, 2.0]], [0, 1]), "array 0 of train has rows of unlike shapes"),
+    "lists of unlike rows": ({}, ([[1.0], [1.0, 2.0]], [0, 1]), "array 0 of train has rows of different shapes"),
     "a mask": ({}, (np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES), r"Data.arrays\[0\] is a masked array"),
     "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1; samples are numbers"),
     "objects": ({}, (X.numpy().astype(object), CLASSES), r"Data.arrays\[0\] has dtype object"),
-    "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which the stream cannot carry"),
+    "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which torch does not support"),
     "big-endian": (
         {},
         (X.numpy().astype(">f4"), CLASSES),
-        r"dtype >f4, which the stream cannot carry.*array.astype\(np.float32\)",
+        r"dtype >f4, which torch does not support.*array.astype\(np.float32\)",
     ),
-    "dates": ({}, (np.zeros(72, "datetime64[s]"), CLASSES), "which the stream cannot carry"),
-    "sparse tensors": ({}, (X.to_sparse(), CLASSES), r"Give tensor.cpu\(\), or tensor.to_dense\(\)"),
+    "dates": ({}, (np.zeros(72, "datetime64[s]"), CLASSES), "which torch does not support"),
+    "sparse tensors": ({}, (X.to_sparse(), CLASSES), r"Pass tensor.cpu\(\) or tensor.to_dense\(\)"),
     "no samples": ({}, (X[:0], CLASSES[:0]), "its arrays have 0, 0 rows"),
 }
 

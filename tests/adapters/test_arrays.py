@@ -105,7 +105,7 @@ def test_what_scikit_learn_takes_and_fit_does_not_is_told() -> None:
         argosy.fit(X, WORDS, member(), sample_weight=X[:, 0])
     with pytest.warns(MemberFailed), pytest.raises(MemberError, match=r"array.astype\('int64'\)\.\nFix the member\.$"):
         argosy.fit(X, (X[:, 0] > 0).astype(float), member(), **HOW)
-    with pytest.raises(CheckpointError, match=r"as all is that argosy.fit writes without directory="):
+    with pytest.raises(CheckpointError, match=r"argosy.fit without directory= deletes its files"):
         argosy.fit(X, WORDS, member(), **HOW).report.ensemble()
 
 

@@ -341,7 +341,7 @@ def test_a_caller_without_the_key_is_refused_and_logged(tmp_path: Path, monkeypa
     argosy.train(studies.study(60, fleet=[studies.member()], epochs=1), directory=tmp_path / "run", launcher=launcher)
     knocking.join()
     told = (tmp_path / "run" / "workers" / "listener.log").read_text().splitlines()
-    assert any(line.endswith("does not take the proof of the run's key: it has another one") for line in told)
+    assert any(line.endswith("does not accept the proof of the run's key: it has a different key") for line in told)
     assert len(told) >= 2
 
 

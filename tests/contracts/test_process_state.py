@@ -197,24 +197,27 @@ def typed(code: str) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "torch.set_default_device": (on_meta, "torch's default device is meta; members are built on the CPU"),
-    "torch.autocast": (partial(torch.autocast, "cpu"), "torch.autocast is on for cpu where the run is started"),
+    "torch.set_default_device": (on_meta, "torch's default device is meta, but members are built on the CPU"),
+    "torch.autocast": (partial(torch.autocast, "cpu"), "torch.autocast is on for cpu where the run was started"),
     "torch.nn.modules.module.register_module_forward_hook": (hooked, r"a hook for all modules or optimizers \(forward"),
     "torch.autograd.graph.saved_tensors_hooks": (
         partial(torch.autograd.graph.saved_tensors_hooks, lambda kept: kept, lambda kept: kept),
-        "inside of hooks for saved tensors",
+        "inside hooks for saved tensors",
     ),
-    "torch.nn.functional.relu = mine": (replacing, r"torch.nn.functional.relu is a function of the script's own"),
+    "torch.nn.functional.relu = mine": (
+        replacing,
+        r"torch.nn.functional.relu was replaced by a function of the script",
+    ),
     'torch.library.Library("aten", "IMPL")': (
         partial(registering, "'aten', 'IMPL'", "relu"),
-        r"torch.ops.aten.relu.CPU is a function of the script's own",
+        r"torch.ops.aten.relu.CPU was replaced by a function of the script",
     ),
     "torch.library.custom_op": (defining, r"operator 'ours::more\d' is registered by the script"),
     'torch.library.Library("ours", "DEF")': (
         partial(registering, "'ours', 'DEF'", "less(Tensor x) -> Tensor"),
         "operator 'ours::less' is registered by the script",
     ),
-    "torch.overrides.TorchFunctionMode": (Doubled, r"inside of a mode of torch, 'Doubled'"),
+    "torch.overrides.TorchFunctionMode": (Doubled, r"inside a torch mode, 'Doubled'"),
 }
 NO_EFFECT: dict[str, Callable[[], Any]] = {
     "torch.manual_seed": lambda: (torch.manual_seed(7), np.random.seed(7), random.seed(7)),
@@ -435,7 +438,9 @@ def test_what_cannot_travel_is_refused(name: str, launcher: str, tmp_path: Path)
 
 def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:
     state = replace(ProcessState.here(), replaced={"torch.nn.functional.celu": "replacing"})
-    with pytest.raises(StudyError, match=r"functional.celu is replacing's where the run was started, and torch's own"):
+    with pytest.raises(
+        StudyError, match=r"functional.celu comes from replacing where the run was started, but is torch's own"
+    ):
         state.apply()
     state = replace(state, replaced={"torch.nn.functional.celu": "there_is_no_such_module"})
     with pytest.raises(StudyError, match=r"a worker cannot import it: No module named 'there_is_no_such_module'"):

@@ -111,5 +111,5 @@ CASES = {
     "a study without the source of a clone": of_somebody_gone,
     "a warm clone of a member without a checkpoint": lambda: asked(),
     "an added member that is identical to another": once_more,
-    "a warm clone with a value that its optimizer keeps outside parameter groups": in_no_group,
+    "a warm clone of an optimizer with settings outside its parameter groups": in_no_group,
 }

@@ -190,7 +190,7 @@ CASES = {
     "a file in a folder that is not there": lambda: cli.profile(Path("study.py"), out=Path("nowhere/profiles.json")),
     "launcher inline with several nodes": of_one_node,
     "--devices that cannot be read": lambda: discover(Settings(devices="cuda:first")),
-    "--devices of an unknown kind": lambda: discover(Settings(devices="gpu:0")),
+    "an unknown kind in --devices": lambda: discover(Settings(devices="gpu:0")),
     "--devices cpu:0": lambda: discover(Settings(devices="cpu:0")),
     "--devices that this machine does not have": lambda patch: of_two_gpus(patch, "cuda:0,9"),
     "devices that cannot be distributed evenly over the nodes": lambda patch: of_two_gpus(patch, "cuda", nodes=3),

@@ -109,17 +109,17 @@ def changed() -> None:
 
 
 CASES = {
-    "a default device of torch that the run does not use": on_meta,
-    "a run started inside autocast": lambda: within(torch.autocast("cpu")),
+    "a default device other than the CPU": on_meta,
+    "a run inside autocast": lambda: within(torch.autocast("cpu")),
     "a global module hook": hooked,
-    "a function of torch that the script replaces": replacing,
+    "a torch function that the script replaces": replacing,
     "an operator registered by the script": registering,
-    "a module that replaces functions of torch but is missing in a worker": lambda: replaced_by("of_the_script"),
-    "a module that replaces functions of torch only after its import": lambda: replaced_by("json"),
-    "a run started inside saved-tensor hooks": lambda: within(
+    "a module that replaces torch functions and is missing in a worker": lambda: replaced_by("of_the_script"),
+    "a module that replaces torch functions after its import": lambda: replaced_by("json"),
+    "a run inside hooks for saved tensors": lambda: within(
         torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
     ),
-    "a run started inside a mode of torch": lambda: within(Counting()),
+    "a run inside a torch mode": lambda: within(Counting()),
     "a member that changes a setting of its process": setting_up,
     "a setting that another node does not support": lambda: elsewhere("locale.setlocale", {"LC_NUMERIC": "tlh_QO"}),
     "a file that was truncated after it was mapped": cut,

@@ -387,7 +387,7 @@ CASES = {
     "a file system without locks": without_locks,
     "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),
     "too many open files": lambda patch: without_memory_files(patch, errno.EMFILE),
-    "a limit on file sizes": small_memory_files,
+    "a file size limit": small_memory_files,
     "a full disk under the journal": journal_on_a_full_disk,
     "a full disk under the run": files_on_a_full_disk,
     "nodes with different data": opened_elsewhere,

@@ -432,7 +432,7 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
     living.at_every_round(monkeypatch, act)
     report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:1")
     said = answers(run)
-    assert "is damaged: its SHA-256 is not the journaled one" in said["a"]
+    assert "is damaged: its SHA-256 does not match the journal" in said["a"]
     assert "does not exist: it was moved or deleted" in said["b"]
     assert said["c"] == "added c"
     assert {row.name: row.status for row in report.rows} == dict.fromkeys(("done", "one", "two", "c"), "done")

@@ -276,7 +276,7 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
     statuses = {row.name: row.status for row in report.rows}
     assert statuses == {**dict.fromkeys(statuses, "done"), "meets_it": "failed"}
     assert report.member("meets_it").reason.startswith(
-        "StudyError: member 'meets_it': a target is label 10, and its network has 10 outputs, for the labels 0 to 9. Give"
+        "StudyError: member 'meets_it': a target has label 10, but its network has 10 outputs, for labels 0 to 9. Use"
     )
     gc.collect()  # copies that nobody waits for any more are counted as lost while this test has the device
 
@@ -302,7 +302,7 @@ def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
     assert [["a", "b"]] in [line["programs"] for line in evidence.event_lines(tmp_path, "Packed")]
     assert {row.name: row.status for row in report.rows} == {"a": "failed", "b": "failed", "c": "done"}
     for name in "ab":
-        assert f"StudyError: member {name!r}: a target is label 10" in report.member(name).reason
+        assert f"StudyError: member {name!r}: a target has label 10" in report.member(name).reason
     gc.collect()  # as above
 
 

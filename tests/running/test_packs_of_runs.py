@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_not_tried(tmp_path: Path, monkeypatch: pytest.Monk
     (sizes, _), *_ = packed(tmp_path)
     assert 1 < len(sizes) < 12
     last = report.packs[-1]
-    assert re.fullmatch(r"12 in a program would take [\d.]+ .iB for a step, of [\d.]+ .iB that are left", last.reason)
+    assert re.fullmatch(r"12 members in a program would take [\d.]+ .iB for a step; [\d.]+ .iB are free", last.reason)
     needs = dict(last.step_bytes)
     assert needs.keys() == {1, max(sizes)}
     assert 0.5 < needs[max(sizes)] / needs[1] < 1.5

@@ -162,6 +162,6 @@ def test_a_batch_of_one_text_for_batch_norm_ends_the_member_with_a_sentence(tmp_
     assert {row.name: row.status for row in report.rows} == {"norm": "failed", "own": "failed", "sound": "done"}
     for name in ("norm", "own"):
         assert report.member(name).reason == (
-            f"StudyError: member {name!r}: a batch came to BatchNorm with 1 sample (batch_tokens=31 may leave a long one alone), and it needs "
-            "at least 2 to train. Give the network LayerNorm or GroupNorm instead, or leave out batch_tokens."
+            f"StudyError: member {name!r}: BatchNorm got a batch of 1 sample (batch_tokens=31 may leave a long sample alone), but needs "
+            "at least 2 to train. Use LayerNorm or GroupNorm in the network, or remove batch_tokens."
         )

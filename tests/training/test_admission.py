@@ -97,18 +97,18 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
         watching=member("watching", model=linear, schedule=ReduceLROnPlateau, schedule_per="step"),
         upwards=member("upwards", model=linear, schedule=partial(ReduceLROnPlateau, mode="max")),
     )
-    assert "returned 6 parameters that were there before the call" in reasons["older"]
-    assert "Build the network inside the factory, or return copy.deepcopy of it." in reasons["on_older"]
+    assert "returned 6 parameters that existed before the call" in reasons["older"]
+    assert "Build the network inside the factory, or return copy.deepcopy(network)." in reasons["on_older"]
     assert "0.weight, 0.bias of its network have no shape yet" in reasons["lazy"]
     assert "its model factory returned str; it must return a torch.nn.Module" in reasons["no_network"]
-    assert "its optimizer holds 6 parameters that are not its network's" in reasons["foreign"]
-    assert "Around never calls the __init__ of torch's Optimizer" in reasons["around"]
-    assert "Around never calls the __init__ of torch's Optimizer" in reasons["several"]
+    assert "its optimizer holds 6 parameters that do not belong to its network" in reasons["foreign"]
+    assert "Around never calls __init__ of torch's Optimizer" in reasons["around"]
+    assert "Around never calls __init__ of torch's Optimizer" in reasons["several"]
     assert "LBFGS.step needs a closure" in reasons["closure"]
     assert "its optimizer factory returned list" in reasons["no_optimizer"]
-    assert "its schedule is that of another optimizer" in reasons["other"]
+    assert "its schedule belongs to another optimizer" in reasons["other"]
     assert "ReduceLROnPlateau watches the objective" in reasons["watching"]
-    assert "has mode='max' and follows the study's objective, whose mode is 'min'" in reasons["upwards"]
+    assert "has mode='max', but the study's objective has mode 'min'" in reasons["upwards"]
     for name, reason in reasons.items():
         assert reason.startswith(f"StudyError: member {name!r}: "), (
             "the reason should be one sentence without a traceback"
@@ -138,20 +138,23 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
         dense=member("dense", model=Embedded, optimizer=Adam),
     )
     assert "ValueError: never works" in reasons["metric"]
-    assert "metric 'nothing' gave no number and no tensor of real numbers for a batch of 20" in reasons["nothing"]
-    assert "metric 'one' gave a tensor of shape (1,) for a batch of 20; a metric gives one" in reasons["shape"]
-    assert "metric 'dict' takes no arguments, so it is called for an object with update" in reasons["factory"]
+    assert (
+        "metric 'nothing' returned neither a number nor a tensor of real numbers for a batch of 20"
+        in reasons["nothing"]
+    )
+    assert "metric 'one' returned a tensor of shape (1,) for a batch of 20; it must return one" in reasons["shape"]
+    assert "metric 'dict' takes no arguments, so it must return an object with update" in reasons["factory"]
     assert "ValueError: only at the end" in reasons["compute"]
     assert "IndexError: list index out of range" in reasons["schedule"]
     assert "ValueError: never works" in reasons["augment"]
-    assert "a target is label 10, and its network has 10 outputs, for the labels 0 to 9" in reasons["labels"]
-    assert "a target is label 9, and its network has 5 outputs, for the labels 0 to 4" in reasons["few"]
-    assert "its loss gave float; it must give a tensor of losses" in reasons["loss"]
-    assert "the loss gave a tensor of shape (10,) for a batch of 20" in reasons["losses"]
-    assert "its step gave dict; it must give a tensor of losses" in reasons["step"]
-    assert "no gradient flows from its loss to a parameter" in reasons["frozen"]
-    assert "no gradient flows from its loss to a parameter" in reasons["constant"]
-    assert "clip_grad_norm is 1.0, and torch clips no sparse gradients" in reasons["clipped"]
+    assert "a target has label 10, but its network has 10 outputs, for labels 0 to 9" in reasons["labels"]
+    assert "a target has label 9, but its network has 5 outputs, for labels 0 to 4" in reasons["few"]
+    assert "its loss returned float; it must return a tensor of losses" in reasons["loss"]
+    assert "the loss returned a tensor of shape (10,) for a batch of 20" in reasons["losses"]
+    assert "its step returned dict; it must return a tensor of losses" in reasons["step"]
+    assert "no gradient flows from its loss to any parameter" in reasons["frozen"]
+    assert "no gradient flows from its loss to any parameter" in reasons["constant"]
+    assert "clip_grad_norm is 1.0, but torch cannot clip sparse gradients" in reasons["clipped"]
     assert "Adam does not support sparse gradients, please consider SparseAdam instead" in reasons["dense"]
 
 
@@ -275,10 +278,10 @@ def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:
     inputs, labels = torch.randn(100, 12), torch.arange(100) % 10
     labels[int(permutation(0, 0, 100)[-1])] = -1
     study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=[studies.member(metrics={})])
-    with pytest.warns(MemberFailed, match="a target is label -1"):
+    with pytest.warns(MemberFailed, match="a target has label -1"):
         report = argosy.train(study, directory=tmp_path, launcher="inline", block_size=16)
     assert report.rows[0].status == "failed"
-    assert "StudyError: member 'mlp': a target is label -1, and its network has 10 outputs" in report.rows[0].reason
+    assert "StudyError: member 'mlp': a target has label -1, but its network has 10 outputs" in report.rows[0].reason
 
 
 def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class Counting:
 
 @pytest.mark.parametrize("work", [centred, in_training, ranked, Counting()])
 def test_what_does_not_is_refused(work: Callable[[Any], Any]) -> None:
-    with pytest.raises(StudyError, match=r"^Data\.on_device makes other values of a block in two parts"):
+    with pytest.raises(StudyError, match=r"^Data\.on_device returns different values for a block in two parts"):
         on_device(work)
 
 

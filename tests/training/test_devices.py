@@ -164,7 +164,7 @@ def test_an_accelerator_of_an_unknown_kind_is_told(known: bool, monkeypatch: pyt
     with (
         nullcontext()
         if known
-        else pytest.warns(UserWarning, match="accelerator of kind mtia, .* members train on CPU devices; name")
+        else pytest.warns(UserWarning, match=r"accelerator of kind mtia, .* members train on CPU devices\. Set")
     ):
         assert kinds.default_kind() == ("late" if known else "cpu")
     discover(Settings(devices="cpu:1"))  # no warning: CPU devices were asked for

@@ -589,7 +589,7 @@ def test_labels_without_an_output_end_only_members_that_get_them_before_any_step
         go(program, later)
     assert raised.value.errors.keys() == {"a", "b"}
     for name, error in raised.value.errors.items():
-        assert str(error).startswith(f"member {name!r}: a target is label 4, and its network has 4 outputs")
+        assert str(error).startswith(f"member {name!r}: a target has label 4, but its network has 4 outputs")
     assert difference(before, [state(one) for one in lives]) == 0.0
     program.release()
     go(Fused.of(lives[2:]), later)
@@ -600,7 +600,7 @@ def test_labels_without_an_output_are_blamed_on_no_member_before_the_first_step(
     lives, (_, later) = meeting(split)
     program = Fused.of(lives)
     before = [state(one) for one in lives]
-    with pytest.raises(StudyError, match="a target is label 4, and its network has 4 outputs"):
+    with pytest.raises(StudyError, match="a target has label 4, but its network has 4 outputs"):
         go(program, later)
     program.undo()
     assert difference(before, [state(one) for one in lives]) == 0.0

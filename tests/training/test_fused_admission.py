@@ -54,7 +54,7 @@ ODD = {
         odd(optimizer=lambda parameters: SGD([{"params": [p]} for p in parameters], lr=0.1)),
         "differs in the weight '0.bias'",
     ),
-    "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not one of torch's"),
+    "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not from torch"),
     "compiled code": (odd(model=compiled), "'forward' of the network is compiled by torch.compile"),
     "weights in one memory": (
         odd(model=partial(aliased, nn.Parameter)),
@@ -62,7 +62,7 @@ ODD = {
     ),
     "part of the weights": (
         odd(optimizer=lambda parameters: SGD(parameters[:1], lr=0.1)),
-        "the weight '0.bias' requires a gradient and is in no parameter group",
+        "the weight '0.bias' requires a gradient but is not in any parameter group",
     ),
 }
 
@@ -102,7 +102,7 @@ def test_what_may_differ_does_not_part_members() -> None:
 
 
 def test_a_single_member_has_nobody_to_be_fused_with() -> None:
-    assert admission([odd()]).alone == {"odd": "there is no other member that could be fused with it"}
+    assert admission([odd()]).alone == {"odd": "no other member could be fused with it"}
 
 
 def normed() -> nn.Module:

@@ -340,7 +340,7 @@ REFUSED = {
     "a tensor that is no buffer": (Counting, "a step changes 'seen' of the network, which is not a buffer"),
     "a buffer that a step fills": (
         through(partial(packs.Masked, filled=False)),
-        "as one program, other buffers are filled: part.mask",
+        "as one program, different buffers are filled: part.mask",
     ),
     "a hook": (partial(hooked, "layer"), "layer '1' has hooks, which would see all members at once"),
     "a weight's hook": (partial(hooked, "weight"), "the weight '0.weight' has hooks, which would never be called"),
@@ -348,7 +348,7 @@ REFUSED = {
     "a hook of the backward pass": (partial(hooked, "backward"), "layer '1' has hooks, which would see all members"),
     "channels last": (
         lambda: packs.ResNet().to(memory_format=torch.channels_last),
-        "has a memory format of its own",
+        "has its own memory format",
     ),
     "writing into the input": (partial(Writing, 16, 4), "it writes into its input"),
     "an error of the network": (partial(nn.Linear, 15, 4), "its own step raises RuntimeError: mat1 and mat2"),

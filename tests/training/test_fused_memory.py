@@ -94,7 +94,7 @@ def test_where_memory_ends_fewer_are_tried(
     admission = packs.admission(members)
     assert found == tried
     assert tuple(admission.packs) == ((names,) if room > 1 else ())
-    words = "there is no memory to try 2 side by side: OutOfMemoryError: no memory"
+    words = "there is not enough memory to try 2 side by side: OutOfMemoryError: no memory"
     assert admission.alone == ({} if room > 1 else dict.fromkeys(names, words))
 
 

@@ -30,7 +30,7 @@ from argosy.training.trainer.program_instances import ProgramInstance, Round
 
 devices = late.devices
 ORDERS = Orders(0, {"train": packs.TRAIN})
-SPARED = "others in twos were no faster as one program on this device"
+SPARED = "other pairs of members were no faster as one program on this device"
 
 
 def assigned(folder: Path, name: str, hidden: int) -> AssignedMember:
@@ -92,7 +92,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     )
     monkeypatch.setattr(where, "Fused", SimpleNamespace(of=lambda *given, **named: late.poison()))
     fusion.note_assigned()
-    with pytest.raises(Poisoned, match="late:0 is of no more use to this process since"):
+    with pytest.raises(Poisoned, match="late:0 is unusable in this process since"):
         for _ in range(4):
             fusion.form_groups(block)
             for instance in list(instances):

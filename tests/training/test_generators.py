@@ -122,22 +122,20 @@ def resampled(output: Tensor, target: Tensor) -> float:
 )
 def test_a_generator_of_ones_own_is_refused(field: str, value: Any, kind: str) -> None:
     with pytest.raises(
-        StudyError, match=rf"member 'a': its {field} has a generator of its own, a {kind}\. .* seeded for each member"
+        StudyError, match=rf"member 'a': its {field} has its own generator, a {kind}\. .* seeded for each member"
     ):
         built(studies.member("a", **{field: value}))
 
 
 def test_a_generator_in_a_pass_is_refused() -> None:
-    with pytest.raises(
-        StudyError, match=r"member 'a': its layer Dropping has a generator of its own, a numpy Generator\."
-    ):
+    with pytest.raises(StudyError, match=r"member 'a': its layer Dropping has its own generator, a numpy Generator\."):
         built(studies.member("a", model=lambda: nn.Sequential(Dropping())))
 
 
 @pytest.mark.parametrize("optimizer", [lambda weights: Langevin(weights, TORCH), partial(Langevin, generator=TORCH)])
 def test_a_generator_of_an_optimizer_is_refused(optimizer: Any) -> None:
     with pytest.raises(
-        StudyError, match=r"member 'a': its optimizer Langevin has a generator of its own, a torch.* Generator\."
+        StudyError, match=r"member 'a': its optimizer Langevin has its own generator, a torch.* Generator\."
     ):
         built(studies.member("a", optimizer=optimizer))
 
@@ -161,7 +159,7 @@ def blurred(model: nn.Module, batch: Any) -> Tensor:
     ],
 )
 def test_a_generator_in_a_validation_is_refused(fields: dict[str, Any], what: str) -> None:
-    with pytest.raises(StudyError, match=rf"member 'a': its {what} has a generator of its own, a numpy Generator\."):
+    with pytest.raises(StudyError, match=rf"member 'a': its {what} has its own generator, a numpy Generator\."):
         built(studies.member("a", **fields))
 
 

@@ -314,7 +314,7 @@ UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
     "skips a weight": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
-        "the weight 'idle.bias' gets no gradient, and its optimizer skips it",
+        "the weight 'idle.bias' gets no gradient, so its optimizer skips it",
     ),
 }
 
@@ -367,7 +367,7 @@ def growing(output: Tensor, target: Tensor) -> Tensor:
 def test_a_replay_that_leads_elsewhere_is_found_before_it_counts() -> None:
     (found,) = on("cpu:0", [member("m", loss=growing)])
     raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), epochs=1)
-    assert raised == ["replayed, its step has another result"]
+    assert raised == ["when replayed, its step gives a different result"]
     assert len(replays.closed) == 1
 
 
@@ -383,7 +383,7 @@ def test_what_makes_its_steps_itself_is_refused() -> None:
 def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(replays.recorders.RECORDERS, "cpu")
     (found,) = on("cpu:0", [member("m")])
-    assert refusal(Solo(found)) == "its device captures no steps"
+    assert refusal(Solo(found)) == "its device cannot capture steps"
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -408,7 +408,7 @@ def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
         found.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), 96, arrays=(inputs, labels), epoch=epoch):
             apart = block.copied_out(block.leaves)  # as on a device with its own memory, with labels kept on the host
-            raises = pytest.raises(StudyError, match="a target is label 9") if epoch else contextlib.nullcontext()
+            raises = pytest.raises(StudyError, match="a target has label 9") if epoch else contextlib.nullcontext()
             with raises, program.active():
                 for batch in program.cut(apart):
                     program.begin(batch)
@@ -712,7 +712,7 @@ def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once
         fusion_group = FusionGroup(kinds=("plain", "graphed"), needs={ALONE: 250 * 2**20})
         fusion_group.foresee(4, room * 2**20)
         found.append(fusion_group.refused)
-    assert found == [{"graphed": "captured, steps of 4 would keep 1000.0 MiB, of 1.1 GiB that are left"}, {}]
+    assert found == [{"graphed": "captured, steps of 4 members would keep 1000.0 MiB; 1.1 GiB are free"}, {}]
 
 
 def test_memory_of_others_captured_steps_is_no_room() -> None:

@@ -104,7 +104,7 @@ def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     fusion_group.needs[ALONE] = 80
     fusion_group.foresee(12, 1000)
     assert choose(12, {1: 1.0, 6: 0.3}, fusion_group)[1] == [1, 6, 6]
-    assert fusion_group.reason == "12 in a program would take 1.2 KiB for a step, of 1.0 KiB that are left"
+    assert fusion_group.reason == "12 members in a program would take 1.2 KiB for a step; 1.0 KiB are free"
     # The smaller program took less per member; this changes nothing until the group chooses again.
     fusion_group.needs[ProgramCandidate(6)] = 50
     fusion_group.settled_for = 0

@@ -1204,24 +1204,24 @@ class Tempered(nn.CrossEntropyLoss):
             "steps change 'inner' of its optimizer Around",
         ),
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
-        ({"loss": annealed()}, "steps change 'calls' outside of a function"),
-        ({"loss": by_global}, "steps change 'CALLS' outside of a function"),
-        ({"model": hooked}, "steps change 'calls' outside of a function"),
-        ({"loss": banked}, "steps change 'BANK' outside of a function"),
-        ({"loss": drawn_from}, "steps change 'OTHERS' outside of a function"),
-        ({"loss": remembered}, "steps change 'MEMORY' outside of a function"),
+        ({"loss": annealed()}, "steps change the outer variable 'calls'"),
+        ({"loss": by_global}, "steps change the outer variable 'CALLS'"),
+        ({"model": hooked}, "steps change the outer variable 'calls'"),
+        ({"loss": banked}, "steps change the outer variable 'BANK'"),
+        ({"loss": drawn_from}, "steps change the outer variable 'OTHERS'"),
+        ({"loss": remembered}, "steps change the outer variable 'MEMORY'"),
         ({"step": Noting(), "metrics": {}}, "steps change 'memory' of the step"),
         (
             {"step": partial(noting, np.zeros(100)), "metrics": {}},
             "steps change a tensor",
         ),
-        ({"loss": taught}, "steps change 'TEACHER' outside of a function"),
-        ({"loss": lagged}, "steps change 'lag' outside of a function"),
+        ({"loss": taught}, "steps change the outer variable 'TEACHER'"),
+        ({"loss": lagged}, "steps change the outer variable 'lag'"),
         ({"loss": cached}, ""),
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
-        ({"loss": by_data}, "steps change 'TEACHER' outside of a function"),
+        ({"loss": by_data}, "steps change the outer variable 'TEACHER'"),
         ({"model": Hiding}, "steps change 'teacher' of the network"),
         ({"model": partial(Hiding, moves=False)}, ""),
         *(
@@ -1257,7 +1257,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that require a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),
-        ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),
+        ({"model": lambda: Drawing(torch.Generator())}, "its network draws from its own generator"),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
         ({"model": partial(Prepared, decides=True)}, "steps change 'seen' of the network"),
@@ -1266,7 +1266,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": Showing}, ""),
         (
             {"model": partial(Prepared, decides=True, trains=False)},
-            "a network that is loaded from its file has another validation loss",
+            "a network that is loaded from its file has a different validation loss",
         ),
     ],
 )
@@ -1319,13 +1319,15 @@ def several_prepared(*_: int) -> nn.Module:
     [
         (
             CountedCooling,
-            ["a network that is loaded from its file has another validation loss, since steps change 'temperature'"],
+            [
+                "a network that is loaded from its file has a different validation loss, because steps change 'temperature'"
+            ],
         ),
         (Registering, ["steps change 'steps' of the network"]),
         (
             several_prepared,
             [
-                "a network that is loaded from its file has another validation loss, since steps change 'seen' of layer '0'"
+                "a network that is loaded from its file has a different validation loss, because steps change 'seen' of layer '0'"
             ],
         ),
     ],
@@ -1338,7 +1340,7 @@ def test_what_decides_is_named_and_what_cannot_be_loaded_ends_nothing(model: Any
 
 
 def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> None:
-    said = r"member 'a': a network that is loaded from its file has another validation loss, since steps change 'temperature' of the network"
+    said = r"member 'a': a network that is loaded from its file has a different validation loss, because steps change 'temperature' of the network"
     with pytest.warns(UserWarning, match=said) as told:
         argosy.train(
             studies.study(fleet=[studies.member("a", model=partial(Cooling, 12, 10))], epochs=1),
@@ -1362,7 +1364,7 @@ def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) ->
     fleet = [studies.member(name, loss=by_global) for name in "ab"]
     with pytest.warns(
         UserWarning,
-        match=r"member '[ab]': steps change 'CALLS' outside of a function, which all members with that function share",
+        match=r"member '[ab]': steps change the outer variable 'CALLS', which all members with that function share",
     ) as told:
         argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
     (warning,) = told

@@ -124,7 +124,9 @@ def test_muon_steps_matrices_of_one_shape_at_once(device: str) -> None:
 
 @pytest.mark.usefixtures("replayable")
 def test_unlike_members_of_a_device_without_kernels_are_not_captured() -> None:
-    assert refusal(Grouped.of([live(one) for one in unlike()])) == "its device has no kernel that steps unlike members"
+    assert (
+        refusal(Grouped.of([live(one) for one in unlike()])) == "its device has no kernel that steps different members"
+    )
 
 
 @pytest.mark.usefixtures("replayable", "with_kernels")
@@ -138,7 +140,7 @@ def test_unlike_members_of_a_device_without_kernels_are_not_captured() -> None:
 )
 def test_unlike_members_with_steps_of_their_own_are_not_captured(more: Any) -> None:
     other = packs.member("other", **{"model": partial(mlp, (24,), nn.ReLU()), **more})
-    clipped = "gradients of unlike members are clipped one after another"
+    clipped = "gradients of different members are clipped one after another"
     wanted = clipped if "clip_grad_norm" in more else "an optimizer makes its steps itself"
     assert refusal(Grouped.of([live(one) for one in (*unlike(), other)])) == wanted
 
@@ -315,7 +317,7 @@ def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.Mon
     else:
         assert (len(asked), len(told)) == (1, 1)
         words = str(told[0].message)
-        assert "for cuda:0 could not be built (" in words and "install gcc, or name one in CC" in words
+        assert "for cuda:0 could not be built (" in words and "install gcc, or set CC to a compiler" in words
     assert restored == ["as it was"] * len(asked)
 
 

@@ -117,7 +117,7 @@ def test_rows_take_a_share_of_what_is_left_and_are_given_back(
     assert copies.backend.memory_in_use() == before + size
     assert copies.resident.give_back("no memory")
     assert copies.backend.memory_in_use() == before
-    assert capsys.readouterr().out == "samples are sent to late:0 in each epoch from now on: no memory\n"
+    assert capsys.readouterr().out == "from now on, samples are sent to late:0 in each epoch: no memory\n"
     copies.resident.allow({"train": ROWS})
     through(copies, epoch(1))
     assert sent[-4:] == [LEAVES] * 4
@@ -240,5 +240,5 @@ def test_where_memory_ends_samples_come_through_the_ring_again(sent: list[int], 
     asked = argosy.Study(data=wide, members=[greedy], stop=argosy.MaxEpochs(5))
     report = argosy.train(asked, directory=tmp_path, devices="late:0", block_size=64)
     assert [(row.status, row.epochs) for row in report.rows] == [("done", 5)]
-    assert "samples are sent to late:0 in each epoch from now on" in (tmp_path / "workers" / "late-0.log").read_text()
+    assert "from now on, samples are sent to late:0 in each epoch" in (tmp_path / "workers" / "late-0.log").read_text()
     assert not evidence.event_lines(tmp_path, "Divided")

@@ -94,7 +94,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(remember)}, "the buffer 'mean'"),
         ({"model": doing(count)}, "a step changes"),
         ({"model": doing(lambda m, x: x - x.mean(0))}, "no mean over samples"),
-        ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch its step raises"),
+        ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "no mean over samples"),
         ({"loss": Counted()}, "a step changes its loss"),
         ({"model": clamped}, "its weights have hooks"),

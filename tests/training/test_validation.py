@@ -127,13 +127,13 @@ def test_values_do_not_depend_on_batches(devices: None, device: str, sizes: list
 @pytest.mark.parametrize("value", [None, "0.5", (1.0, 2.0), torch.ones(3), torch.ones(20, dtype=torch.complex64)])
 def test_what_is_no_value_is_refused_in_one_sentence(value: Any) -> None:
     with pytest.raises(
-        StudyError, match=r"member 'mlp': metric 'odd' gave .* for a batch of 20; a metric gives one value"
+        StudyError, match=r"member 'mlp': metric 'odd' returned .* for a batch of 20; it must return one value"
     ):
         validated([20], {"odd": lambda output, target: value})
 
 
 def test_a_metric_of_samples_must_not_become_one_of_the_set() -> None:
-    with pytest.raises(StudyError, match="metric 'odd' gave one number for a batch of 21; a metric gives"):
+    with pytest.raises(StudyError, match="metric 'odd' returned one number for a batch of 21; it must return"):
         validated([20, 21], {"odd": lambda output, target: output[:, 0] if len(output) == 20 else output.mean()})
 
 
@@ -177,7 +177,7 @@ def test_a_metric_that_refuses_all_samples_is_an_error() -> None:
 def test_outputs_that_cannot_be_gathered_are_refused() -> None:
     validation = Validation(studies.member(metrics={"f1": lambda output, target: 1.0}), backend_of("cpu:0"))
     with pytest.raises(
-        StudyError, match=r"metric 'f1' is of the whole set.*batch of 20 is a tensor of shape \(2, 20\)"
+        StudyError, match=r"metric 'f1' is computed on the whole set.*batch of 20 has a tensor of shape \(2, 20\)"
     ):
         validation.add(20, Digest(), OUTPUTS[:20, 0], {"hidden": OUTPUTS[:20, :2].T}, TARGETS[:20])
 

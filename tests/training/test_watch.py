@@ -98,7 +98,7 @@ def check(tmp_path: Path, writer: argosy.Member, *, kind: str = "dataset", ends:
     assert found.status == ("failed" if ends else "done"), found.reason
     if ends:
         assert "member 'late' wrote into its input" in found.reason
-        assert "its neighbours have seen nothing of it" in found.reason
+        assert "other members have seen none of its changes" in found.reason
     if given is not None:
         assert torch.equal(data.arrays[0], given)
 
@@ -196,7 +196,9 @@ def test_shares_of_split_members(kind: str, tmp_path: Path, monkeypatch: pytest.
     for name in ("before", "behind"):
         assert evidence.results_of(tmp_path / "with", name) == evidence.results_of(tmp_path / "without", name)
     found = report.member("late")
-    assert (found.status, "its neighbours have seen nothing of it" in found.reason) == ("failed", True), found.reason
+    assert (found.status, "other members have seen none of its changes" in found.reason) == ("failed", True), (
+        found.reason
+    )
 
 
 def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +229,12 @@ def test_nothing_is_claimed_of_blocks_that_were_not_compared() -> None:
     first, second, third = blocks(np.arange(3), 1)
     watched = InputWatch()
     assert watched.shown(first, apart=False) is first, "the duration of steps is not known yet"
-    with pytest.raises(argosy.errors.MemberError, match="may have been trained on what it wrote since sample 0 "):
+    with pytest.raises(argosy.errors.MemberError, match="may have trained on its changes since sample 0 "):
         watched.refuse("late")
     watched.stepping_seconds = 1e9
     for block in (second, third):
         assert not watched.wrote(watched.shown(block, apart=False), block)
-    with pytest.raises(argosy.errors.MemberError, match="have seen nothing of it since sample 1 of train epoch 1"):
+    with pytest.raises(
+        argosy.errors.MemberError, match="have seen none of its changes since sample 1 of train epoch 1"
+    ):
         watched.refuse("late")

@@ -83,7 +83,7 @@ def admit(
             if not single:
                 continue
         elif not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack):
-            reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
+            reasons |= dict.fromkeys(names, "other pairs of members were no faster as one program on this device")
             continue
         tried = _fused(fingerprint, pack, block, admitted.fused)
         if tried.reason is None:
@@ -126,8 +126,11 @@ def _lonely(fingerprint: Fingerprint, alike: Alike) -> str:
     """Return why no other member has this fingerprint."""
     for other, lives in alike.items():
         if other != fingerprint:
-            return f"no other member does the same as it: {lives[0].member.name!r} differs in {fingerprint.difference(other)}"
-    return "there is no other member that could be fused with it"
+            return (
+                f"no other member is identical in architecture and settings: {lives[0].member.name!r} differs in "
+                f"{fingerprint.difference(other)}"
+            )
+    return "no other member could be fused with it"
 
 
 # ---- like members

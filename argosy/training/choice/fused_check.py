@@ -87,7 +87,9 @@ class Attempt:
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
         """Return the outcome of an attempt that an error ended."""
         line, crowded = reason_of(error), out_of_memory(error)
-        reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
+        reason = (
+            f"there is not enough memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
+        )
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
 
 
@@ -240,16 +242,16 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
     """Yield a description of each difference, those closest to the cause first."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
-        yield "as one program, it draws other random numbers"
+        yield "as one program, it draws different random numbers"
     if not mine.randomness.others_equal(theirs.randomness):
-        yield "its steps draw from numpy or random, which would be drawn once for all members"
+        yield "its steps draw from numpy or random, so all members would get the same numbers"
     if alone.gradients.keys() != fused.gradients.keys():
         names = ", ".join(sorted(alone.gradients.keys() ^ fused.gradients.keys()))
-        yield f"as one program, other weights get a gradient: {names}"
+        yield f"as one program, different weights get a gradient: {names}"
         return
     filled_now = {name for name, _ in mine.model.named_buffers()} ^ {name for name, _ in theirs.model.named_buffers()}
     if filled_now:
-        yield f"as one program, other buffers are filled: {', '.join(sorted(filled_now))}"
+        yield f"as one program, different buffers are filled: {', '.join(sorted(filled_now))}"
         return
     values: list[tuple[str, Tensor, Tensor]] = []
     if not share:

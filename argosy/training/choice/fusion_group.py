@@ -136,11 +136,11 @@ class FusionGroup:
         if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
             # Each captured step keeps its own memory.
             self.refused["graphed"] = (
-                f"captured, steps of {count} would keep {sized(count * need)}, of {sized(room)} that are left"
+                f"captured, steps of {count} members would keep {sized(count * need)}; {sized(room)} are free"
             )
         if self.foreseen < min(count, self.fits):
             self.reason = (
-                f"{count} in a program would take {sized(count * need)} for a step, of {sized(room)} that are left"
+                f"{count} members in a program would take {sized(count * need)} for a step; {sized(room)} are free"
             )
 
     def restrict(self, fits: int, reason: str) -> None:

@@ -41,8 +41,14 @@ STEPS = 5
 SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
-COUPLED = "val_loss is no mean over samples, so it depends on eval_batch_size: give one loss per sample, or validate all in one batch"
-LATE = "its average is an epoch late, because its BatchNorm statistics are recomputed: it lacks the weights of the last epoch"
+COUPLED = (
+    "val_loss is not a mean over samples, so it depends on eval_batch_size: return one loss per sample, or "
+    "validate all samples in one batch"
+)
+LATE = (
+    "its average is one epoch behind, because its BatchNorm statistics are recomputed: it does not include the "
+    "weights of the last epoch"
+)
 UNMOVED = "no optimizer updates them"
 UNTRAINED = (
     f"its {{}} has weights that require a gradient, and {UNMOVED}: make them part of the network, or freeze them"
@@ -292,8 +298,9 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())
     if reached and not scripted:  # copies of ScriptModules have their own values, but the original's gradients
         raise StudyError(
-            f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function in a list "
-            "does that refers to `self` from outside: self.acts = [lambda x: self.layer(x)]. So its steps could not be tried beforehand. Make it a method."
+            f"member {live.member.name!r}: a copy of its network still uses {reached[0]!r} of the original, so its "
+            "steps cannot be tried before training. This happens if a stored function refers to `self` from "
+            "outside: self.acts = [lambda x: self.layer(x)]. Make it a method."
         )
 
 

@@ -26,22 +26,22 @@ from argosy.training.programs.solo import Solo
 
 __all__ = ["NO_SHARE", "why_whole"]
 
-NO_SHARE = "on a share of a batch its step raises"
+NO_SHARE = "on a share of a batch, its step raises"
 """Prefix of the reason of a member that cannot step on a share of its batch at all."""
 
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
     """Return why a member must stay on one device; empty if it may be split. `data` is a private copy; the member stays unchanged."""
     if live.member.optimizers is not None:
-        return "its own step moves the weights, each share by its own gradients"
+        return "its own step moves the weights, so each share would use only its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
-        return "its schedule watches a metric, which its first device alone would know"
+        return "its schedule watches a metric, which only its first device would know"
     if any(isinstance(module, _BatchNorm) for module in live.model.modules()):
         return "its BatchNorm would see the statistics of a share"
     if any(map(has_hooks, live.model.parameters())):
         return "its weights have hooks, which would see the gradient of a share"
     if rows < 2:
-        return "its batch is one sample"
+        return "its batch has one sample"
     reason = ""
     for double in (True, False):
         given = map_leaves(doubled, data) if double else data
@@ -94,22 +94,25 @@ def _differences(
     """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
-        yield "its step draws random numbers, which every rank would draw for itself"
+        yield "its step draws random numbers, and each rank would draw its own"
     if not drawn.others_equal(before):
-        yield "its step draws from numpy or random, which every rank would draw for itself"
+        yield "its step draws from numpy or random, and each rank would draw its own"
     if whole.changed:
-        yield f"a step changes {whole.changed}, which every rank would change for itself"
+        yield f"a step changes {whole.changed}, and each rank would change its own"
     if any(gradient.is_sparse for gradient in whole.gradients.values()):
         yield "its gradients are sparse"
         return
     if whole.gradients.keys() != shared.gradients.keys():
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
-        yield f"when split, other weights get a gradient: {names}"
+        yield f"when split, different weights get a gradient: {names}"
         return
     share = DOUBLE if moved is None else rounding(_derived(whole, moved), samples)
     name = difference(_derived(whole, shared), share)
     if name is not None:
-        yield f"when split, the gradient of {name!r} differs from that of the whole batch: its loss is no mean over samples"
+        yield (
+            f"when split, the gradient of {name!r} differs from that of the whole batch: its loss is not a mean "
+            "over samples"
+        )
     if difference([Compared("", whole.loss, shared.loss, size_of(whole.loss))], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
 

@@ -36,17 +36,23 @@ NUMBERS = (bool, int, float)
 MOST = 2000
 """Most values inspected in one attribute."""
 MOVING = (
-    "steps change {}, which is in no checkpoint and is reset by a resume: keep it in a buffer (register_buffer), a network in a layer, or in an "
-    "optimizer's state; give a schedule by schedule="
+    "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a buffer "
+    "(register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule="
 )
 TOGETHER = "which all members with that function share"
 AROUND = (
-    f"steps change {{}} outside of a function, {TOGETHER} and no checkpoint holds: keep it in the network or, unless it holds weights, in an object with "
-    "__call__, of which each member gets a copy"
+    f"steps change the outer variable {{}}, {TOGETHER} and no checkpoint contains: keep it in the network or, "
+    "unless it holds weights, in an object with __call__, which is copied for each member"
 )
-LOADED = "a network that is loaded from its file has another validation loss"
-BOUND = f"steps change a tensor, array or network that its {{}} holds, {TOGETHER} and no checkpoint holds: keep it in the network"
-DRAWING = "{} draws from a generator of its own, whose state is in no checkpoint and is reset by a resume: draw from torch's default generator"
+LOADED = "a network that is loaded from its file has a different validation loss"
+BOUND = (
+    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER} and no checkpoint contains: keep it "
+    "in the network"
+)
+DRAWING = (
+    "{} draws from its own generator, whose state is not in any checkpoint and is reset when the run resumes: "
+    "draw from torch's default generator"
+)
 
 
 def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +211,7 @@ def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, bloc
     if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
         # One sentence for all layers with an attribute of this name.
         named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
-        return [f"{LOADED}, since {where}" for where in named.values()]
+        return [f"{LOADED}, because {where}" for where in named.values()]
     if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
         return once[:1]
     return moving[:1]

@@ -129,9 +129,9 @@ class Copies:
         wrote = given.touched or (private and not same_bits(given.leaves, block.leaves))
         if shared and wrote and not private:
             raise StudyError(
-                f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch {block.place.epoch + 1}, "
-                "which other trainers share, though it did not on its first block. Let it return new tensors, or write on "
-                "every block: then it gets copies."
+                f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch "
+                f"{block.place.epoch + 1}, which other trainers share, although it did not on its first block. "
+                "Return new tensors, or write on every block: then it gets copies."
             )
         self._writes.setdefault(split, wrote)
         _check_rows(made, block)
@@ -148,14 +148,16 @@ class Copies:
         (first, as_first), (others, as_others) = (flatten(on_device(part)) for part in parts)
         if self._generators() != before:
             raise StudyError(
-                "Data.on_device draws random numbers, for which it has no seed: what it makes of a sample would depend on the "
-                "devices, and on where a run was interrupted. Draw in the dataset or in Member.augment, and call eval() on a network."
+                "Data.on_device draws random numbers but has no seed, so its results would depend on the devices "
+                "and on where a run was interrupted. Draw in the dataset or in Member.augment, and call eval() on "
+                "networks."
             )
         if not (as_first == as_others == tree and all(map(_alike, made, first, others))):
             raise StudyError(
-                f"Data.on_device makes other values of a block in two parts, its first {FEW} samples and the rest, than of the block as a "
-                "whole: results would depend on the block size. Let it treat each sample by itself, and always alike: with the mean "
-                "of all training samples, say, in place of that of its input, and with a network in eval()."
+                f"Data.on_device returns different values for a block in two parts (its first {FEW} samples and "
+                "the rest) than for the whole block, so results would depend on the block size. Process each "
+                "sample independently: use, for example, the mean of all training samples instead of the mean of "
+                "the input, and call eval() on networks."
             )
 
     def _generators(self) -> tuple[Any, ...]:
@@ -202,6 +204,6 @@ def _check_rows(leaves: list[Any], block: Block) -> None:
         if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != block.place.rows:
             found = f"a tensor {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             raise StudyError(
-                f"Data.on_device returned {found} for a block of {block.place.rows} samples; let it return tensors with one row "
-                "per sample, in their order."
+                f"Data.on_device returned {found} for a block of {block.place.rows} samples; it must return "
+                "tensors with one row per sample, in the same order."
             )

@@ -33,8 +33,9 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
         torch.zeros(1, device=device)
     words = runtime.cudaGetErrorString(runtime.cudaError(failed))
     warnings.warn(
-        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}, {words}): copies to {device} wait for "
-        "the host. Allow more locked memory (ulimit -l), or run outside of a sandbox that does not pin (gVisor, WSL).",
+        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}, {words}), so copies to "
+        f"{device} block the host. Allow more locked memory (ulimit -l), or run outside a sandbox that cannot pin "
+        "(gVisor, WSL).",
         stacklevel=2,
     )
     return lambda: None

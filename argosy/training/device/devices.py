@@ -386,8 +386,8 @@ def default_kind() -> str:
     if found is None or _is_known(found.type):
         return "cpu" if found is None else found.type
     warnings.warn(
-        f"torch has an accelerator of kind {found.type}, which Argosy does not know, so members train on CPU devices; name a module that "
-        f"adds the kind in {MODULES}, or ask for --devices cpu.",
+        f"torch has an accelerator of kind {found.type}, which Argosy does not know, so members train on CPU "
+        f"devices. Set {MODULES} to a module that adds the kind, or use --devices cpu.",
         stacklevel=2,
     )
     return "cpu"

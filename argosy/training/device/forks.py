@@ -38,9 +38,9 @@ def refuse_after_fork(name: str) -> None:
     """Raise WorkerError if this process was forked from one that was using an accelerator."""
     if _before_fork["found"] and _before_fork["pid"] != os.getpid():
         raise WorkerError(
-            f"{name} cannot be used: {_before_fork['found']} was initialised in process {_before_fork['pid']} before "
-            "this one was forked from it, and drivers do not survive that. Something that is imported with torch uses the "
-            "device while it is imported; let it do so on first use."
+            f"{name} cannot be used: {_before_fork['found']} was initialised in process {_before_fork['pid']} "
+            "before this process was forked from it, and drivers do not survive a fork. A module that is imported "
+            "with torch uses the device at import; change it to do so on first use."
         )
 
 

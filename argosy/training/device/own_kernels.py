@@ -39,8 +39,9 @@ def _of_cuda(device: torch.device) -> OwnKernels | None:
             return None  # for now
         _BUILT[device] = None
         warnings.warn(
-            f"Argosy's kernels for {device} could not be built ({reason_of(error)}), so that packs that drop out, and unlike members, are "
-            "not captured there. Triton builds them, and needs a C compiler: install gcc, or name one in CC.",
+            f"Argosy's kernels for {device} could not be built ({reason_of(error)}), so packs with dropout and "
+            "packs of different members are not captured there. Triton builds them and needs a C compiler: "
+            "install gcc, or set CC to a compiler.",
             stacklevel=2,
         )
     finally:

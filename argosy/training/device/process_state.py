@@ -109,8 +109,8 @@ class Setting:
             self.write(value)
         except (RuntimeError, ValueError, locale.Error) as error:
             raise StudyError(
-                f"{self.name} is {value!r} where the run was started, and a worker cannot have that: {error}. Leave it at its "
-                "default, or train where it can be had."
+                f"{self.name} is {value!r} where the run was started, but a worker cannot set it: {error}. Leave "
+                "it at its default, or train on a machine that supports it."
             ) from error
 
 
@@ -243,16 +243,17 @@ class ProcessState:
                 importlib.import_module(module)
             except ImportError as error:
                 raise StudyError(
-                    f"{module} replaces functions of torch where the run was started, and a worker cannot import it: {error}. "
-                    "Put it where all nodes find it, or do without it."
+                    f"{module} replaces functions of torch where the run was started, but a worker cannot import "
+                    f"it: {error}. Install it on all nodes, or remove the replacement."
                 ) from error
         # The same function may also be an attribute of torch modules that only the script has imported.
         here = {(name.rpartition(".")[2], module) for name, module in replaced().items()} if self.replaced else ()
         for name, module in self.replaced.items():
             if (name.rpartition(".")[2], module) not in here:
                 raise StudyError(
-                    f"{name} is {module}'s where the run was started, and torch's own in a worker, which has imported {module}. Let "
-                    f"{module} replace it as it is imported, or call your own function in the network."
+                    f"{name} comes from {module} where the run was started, but is torch's own in a worker, which "
+                    f"has imported {module}. Let {module} replace it at import, or call your own function in the "
+                    "network."
                 )
 
     def _hold(self) -> None:
@@ -302,8 +303,9 @@ def kept_by(member: str) -> Iterator[None]:
     if changed:
         setting, now = next(iter(changed.items()))
         raise MemberError(
-            f"member {member!r} changes {setting.name} from {before[setting]!r} to {now!r}, for all members of its process. Set "
-            "it in the script, before the run, or set it back where the member's code is through with it."
+            f"member {member!r} changes {setting.name} from {before[setting]!r} to {now!r}, which affects all "
+            "members of its process. Set it in the script, before the run, or restore it at the end of the "
+            "member's code."
         )
 
 
@@ -314,31 +316,31 @@ def refuse_what_stays() -> None:
     foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
     if foreign:
         raise StudyError(
-            f"the run is started inside of a mode of torch, {type(foreign[0]).__name__!r}, which workers do not have. Start it "
-            "outside, and enter the mode in the member's step."
+            f"the run was started inside a torch mode, {type(foreign[0]).__name__!r}, which workers do not have. "
+            "Start it outside, and enter the mode in the member's step."
         )
     kind = torch.empty(0).device  # finds a default set by set_default_tensor_type too
     if kind.type != "cpu":
         raise StudyError(
-            f"torch's default device is {kind}; members are built on the CPU and go to the devices of --devices. Leave "
-            "torch.set_default_device out, or undo it before the run: torch.set_default_device('cpu')."
+            f"torch's default device is {kind}, but members are built on the CPU and moved to --devices. Remove "
+            "torch.set_default_device, or reset it before the run: torch.set_default_device('cpu')."
         )
     casting = [kind for kind in ("cpu", "cuda", "xpu") if torch.is_autocast_enabled(kind)]
     if casting:
         raise StudyError(
-            f"torch.autocast is on for {casting[0]} where the run is started; whether a member trains with it is its own "
-            "affair. Start the run outside of it, and give members precision='bfloat16' or 'float16'."
+            f"torch.autocast is on for {casting[0]} where the run was started, but each member has its own "
+            "precision. Start the run outside autocast, and set precision='bfloat16' or 'float16' on members."
         )
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise StudyError(
-            "the run is started inside of hooks for saved tensors (torch.autograd.graph), which workers do not have. Start it "
-            "outside, and enter them in the member's step."
+            "the run was started inside hooks for saved tensors (torch.autograd.graph), which workers do not "
+            "have. Start it outside, and enter them in the member's step."
         )
     hooks = [name for of in (modules, optimizers) for name, held in vars(of).items() if HOOKS.fullmatch(name) and held]
     if hooks:
         raise StudyError(
-            f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers do not "
-            "have. Put it on the member's own network, in the function that builds it."
+            f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers "
+            "do not have. Register it on the member's network, in the function that builds it."
         )
 
 
@@ -348,13 +350,14 @@ def _replaced_by_modules() -> dict[str, str]:
     own = [name for name, home in found.items() if home == SCRIPT]
     if own:
         raise StudyError(
-            f"{own[0]} is a function of the script's own, which workers do not have. Let the network or the member's step "
-            "call it by its own name, or put it into a module that replaces torch's as it is imported."
+            f"{own[0]} was replaced by a function of the script, which workers do not have. Call that function "
+            "directly in the network or the member's step, or put it into a module that replaces torch's at "
+            "import."
         )
     if operators := operators_of_the_script():
         raise StudyError(
-            f"the operator {operators[0]!r} is registered by the script, and workers do not have it. Put it into a module "
-            "beside the script, which the network's code imports."
+            f"the operator {operators[0]!r} is registered by the script, so workers do not have it. Register it in "
+            "a module next to the script that the network's code imports."
         )
     return found
 

@@ -97,7 +97,7 @@ class ResidentRows:
         self.lengths, self._refused = {}, True
         if held:
             with contextlib.suppress(OSError):  # the worker's log may be on a full disk
-                print(f"samples are sent to {self.backend.name} in each epoch from now on: {detail}", flush=True)
+                print(f"from now on, samples are sent to {self.backend.name} in each epoch: {detail}", flush=True)
         return held
 
     def _fits(self, block: Block, length: int) -> bool:

@@ -65,7 +65,7 @@ class TritonKernels:
 
     def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[Drawn, int]]) -> tuple[Tensor, Tensor, int]:
         if dtype.itemsize not in self.adjacent:
-            raise RuntimeError(f"dropout of {dtype} draws otherwise in this version of torch")
+            raise RuntimeError(f"dropout of {dtype} draws differently in this version of torch")
         rows, shares, most = [], [], 1
         real = np.float64 if dtype == torch.float64 else np.float32
         for one, offset in drawn:

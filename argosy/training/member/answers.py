@@ -75,9 +75,10 @@ class Answers:
                 # The minimum keeps the logarithm finite.
                 return _few(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(
-            f"member {self.member.name!r}: {_said('its output', output)} and {_said('its target', target)}, and Study.ensemble is made of "
-            "logits [batch, classes, …] with numbers of classes [batch, …], under cross-entropy, or of numbers and targets of one shape, "
-            "under a loss as nn.MSELoss(). Give such a loss and such outputs, or leave out ensemble."
+            f"member {self.member.name!r}: {_said('its output', output)} and {_said('its target', target)}. "
+            "Study.ensemble needs logits [batch, classes, …] with class numbers [batch, …] under cross-entropy, "
+            "or numbers and targets of the same shape under a loss such as nn.MSELoss(). Use such a loss and such "
+            "outputs, or omit ensemble."
         )
 
 

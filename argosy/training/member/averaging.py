@@ -110,8 +110,9 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
         sides = zip(whole.shape[1:], first.shape[1:], strict=False)
         if half and whole.shape[:1] == (rows,) and (rows, half) in sides:
             raise StudyError(
-                f"member {member.name!r}: its {what} gives {list(whole.shape)} for {rows} samples and {list(first.shape)} for {half}, so "
-                "it compares each sample with the others of its batch. Give one value per sample, [batch], or one number."
+                f"member {member.name!r}: its {what} gives {list(whole.shape)} for {rows} samples and "
+                f"{list(first.shape)} for {half}, so it compares samples of a batch with each other. Return one "
+                "value per sample, [batch], or one number."
             )
     together, one, other = map(_mean, found)
     apart = (one * half + other * (rows - half)) / rows
@@ -168,8 +169,9 @@ def check_step(member: Member, what: str, value: Value, samples: Any, rows: int)
     (first, *rest), tree = flatten(samples)
     if rest and _broadcasts(lambda pair: value(unflatten([pair[0], *pair[1]], tree)), first, rest, rows):
         raise StudyError(
-            f"member {member.name!r}: its {what} is given {_shapes(rest)} and compares each output with the targets of other samples as "
-            "well, since their shapes differ. Give both one shape, as target.reshape_as(output)."
+            f"member {member.name!r}: its {what} gets {_shapes(rest)} and compares each output with the targets of "
+            "other samples too, because their shapes differ. Give both the same shape, for example with "
+            "target.reshape_as(output)."
         )
     told = _check_sum(member, what, value, samples, rows)
     return check_halves(member, what, value, samples, rows) if told else None
@@ -259,9 +261,9 @@ def _close(one: float, other: float, tolerance: float = TOLERANCE) -> bool:
 def _sum(member: Member, what: str, losses: Mapping[int, float]) -> StudyError:
     found = " and ".join(f"{loss:.4g} of {samples} samples" for samples, loss in losses.items())
     return StudyError(
-        f"member {member.name!r}: its {what} adds up the samples of a batch ({found} that are the same ones), so val_loss would grow "
-        "with eval_batch_size, and steps with batch_size. Give the mean over the samples, or one loss per sample: reduction='mean' or "
-        "'none', or divide by the number of samples."
+        f"member {member.name!r}: its {what} sums over the samples of a batch ({found}, with the same samples), so "
+        "val_loss would grow with eval_batch_size, and steps with batch_size. Return the mean over the samples, "
+        "or one loss per sample: set reduction='mean' or 'none', or divide by the number of samples."
     )
 
 
@@ -271,6 +273,6 @@ def _shapes(tree: Any) -> str:
 
 def _broadcast(member: Member, what: str, output: str, target: str, advice: str) -> StudyError:
     return StudyError(
-        f"member {member.name!r}: its network gives {output} and targets are {target}, so its {what} compares each output with the "
-        f"targets of other samples as well. Give both one shape: {advice}."
+        f"member {member.name!r}: its network returns {output} and targets are {target}, so its {what} compares "
+        f"each output with the targets of other samples too. Give both the same shape: {advice}."
     )

@@ -26,8 +26,8 @@ def change(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], built: Sequ
             for group, own in zip(live.optimizer.param_groups, built, strict=True):
                 if key not in own:
                     raise StudyError(
-                        f"member {live.member.name!r}: its optimizer keeps {key!r} in no parameter group, where a clone could "
-                        "change it; clone it without --warm."
+                        f"member {live.member.name!r}: its optimizer keeps {key!r} outside its parameter groups, "
+                        "so a clone cannot change it. Clone it without --warm."
                     )
                 group[key] = own[key]
 

@@ -31,7 +31,7 @@ SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.d
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.member.files` makes them, and of temporary files of checkpoints and links."""
 
-ADVICE = "Put it back as it was written, or train in another directory."
+ADVICE = "Restore the original file, or train in another directory."
 
 
 def save(state: Mapping[str, Any], path: Path) -> str:
@@ -101,8 +101,8 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     except Exception as error:  # torch's reader raises errors of any type
         # Torch's own message recommends loading the file with the code in it, so it is only kept as the cause.
         raise CheckpointError(
-            f"checkpoint {path} cannot be opened as plain data and is refused: it was damaged or changed after it was written. "
-            + ADVICE
+            f"checkpoint {path} cannot be opened as plain data and is refused because it was damaged or changed "
+            "after it was written. " + ADVICE
         ) from error
     return state
 
@@ -119,8 +119,8 @@ def _check_size(path: Path) -> None:
         there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
     if unpacked > there:
         raise CheckpointError(
-            f"checkpoint {path} has {sized(there)} and would unpack to {sized(unpacked)}, which no checkpoint of argosy does, and is "
-            f"refused: it was changed after it was written. {ADVICE}"
+            f"checkpoint {path} has {sized(there)} and would unpack to {sized(unpacked)}. Argosy writes no such "
+            f"checkpoints, so it was changed later and is refused. {ADVICE}"
         )
 
 
@@ -128,10 +128,11 @@ def check(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError if a file is missing or does not match its checksum."""
     if not path.exists():
         raise CheckpointError(
-            f"checkpoint {path} does not exist: it was moved or deleted, as all is that argosy.fit writes without directory=. {ADVICE}"
+            f"checkpoint {path} does not exist: it was moved or deleted. argosy.fit without directory= deletes its "
+            f"files. {ADVICE}"
         )
     if sha256 is not None and sum_of(path) != sha256:
-        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
+        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 does not match the journal. {ADVICE}")
 
 
 def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
@@ -187,8 +188,8 @@ class _Walk:
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(self.plain(item, (where, number)) for number, item in enumerate(value))
         raise CheckpointError(
-            f"{_words(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, "
-            "numbers, strings and containers of them. Keep such objects out of state_dict()."
+            f"{_words(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint may contain "
+            "only tensors, numbers, strings and containers of these. Keep other objects out of state_dict()."
         )
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:

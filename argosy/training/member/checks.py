@@ -57,9 +57,9 @@ def check_generators(member: Member, functions: Iterable[tuple[str, Any]]) -> No
         if found:
             kind = type(found[0])
             raise StudyError(
-                f"member {member.name!r}: its {what} has a generator of its own, a {kind.__module__.partition('.')[0]} {kind.__name__}. Other members would move "
-                "it as well, and a run that goes on would not have its state. Draw from torch, numpy.random or random themselves, which are seeded for "
-                "each member."
+                f"member {member.name!r}: its {what} has its own generator, a {kind.__module__.partition('.')[0]} "
+                f"{kind.__name__}. Other members would also draw from it, and a resumed run would not have its "
+                "state. Draw from torch, numpy.random or random, which are seeded for each member."
             )
 
 
@@ -72,8 +72,8 @@ def check_network(member: Member, model: Any) -> None:
     lazy = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise StudyError(
-            f"member {member.name!r}: {', '.join(lazy[:3])} of its network have no shape yet, and its optimizer needs one. "
-            "Run one forward in the factory, on zeros of a batch's shape, before returning the network."
+            f"member {member.name!r}: {', '.join(lazy[:3])} of its network have no shape yet, but the optimizer "
+            "needs one. In the factory, run the network once on zeros of the shape of a batch before returning it."
         )
 
 
@@ -89,9 +89,9 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
     shared = sum(id(parameter) in again for parameter in parameters)
     if shared:
         raise StudyError(
-            f"member {member.name!r}: its model factory returned {shared} parameters that were there before the call, so "
-            "members, or two beginnings of one, would train the same. Build the network inside the factory, or return "
-            "copy.deepcopy of it."
+            f"member {member.name!r}: its model factory returned {shared} parameters that existed before the call, "
+            "so members (or one that starts over) would train the same ones. Build the network inside the "
+            "factory, or return copy.deepcopy(network)."
         )
 
 
@@ -99,8 +99,9 @@ def check_begun(member: Member, optimizer: torch.optim.Optimizer) -> None:
     """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer."""
     if not hasattr(optimizer, "defaults"):
         raise StudyError(
-            f"member {member.name!r}: {type(optimizer).__name__} never calls the __init__ of torch's Optimizer, without which it can be neither copied nor "
-            "saved. Make super().__init__(parameters, defaults) the first line of its own, also where it is around another optimizer, as Lookahead."
+            f"member {member.name!r}: {type(optimizer).__name__} never calls __init__ of torch's Optimizer, so it "
+            "can be neither copied nor saved. Call super().__init__(parameters, defaults) in the first line of "
+            "its __init__, even if it wraps another optimizer, for example Lookahead."
         )
 
 
@@ -109,23 +110,23 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise StudyError(
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
-            "torch.optim.Optimizer over the parameters that it is given, or a list of several."
+            "torch.optim.Optimizer over the parameters passed to it, or a list of several."
         )
     check_begun(member, optimizer)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(
-            f"member {member.name!r}: {type(optimizer).__name__}.step needs a closure, to compute the loss several times a "
-            "batch; a member computes it once. Use an optimizer whose step() needs none, or call it in a step of your own, step=, with optimizers= in "
-            "place of optimizer=."
+            f"member {member.name!r}: {type(optimizer).__name__}.step needs a closure that computes the loss "
+            "several times per batch, but a member computes it once. Use an optimizer whose step() needs no "
+            "closure, or call it in your own step=, with optimizers= instead of optimizer=."
         )
     own = set(map(id, model.parameters()))
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise StudyError(
-            f"member {member.name!r}: its optimizer holds {foreign} parameters that are not its network's. Make it of those "
-            "that it is given: optimizer=lambda parameters: SGD(parameters, lr=0.1); what else is to be trained becomes a "
-            "part of the network."
+            f"member {member.name!r}: its optimizer holds {foreign} parameters that do not belong to its network. "
+            "Build it from the parameters passed to the factory: optimizer=lambda parameters: SGD(parameters, "
+            "lr=0.1). Make other trained tensors part of the network."
         )
 
 
@@ -135,18 +136,18 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         check_stepped(member, "its schedule", schedule)
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
-            f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
-            "schedule=lambda optimizer: StepLR(optimizer, step_size=10)."
+            f"member {member.name!r}: its schedule belongs to another optimizer. Build it for the optimizer passed "
+            "to the factory: schedule=lambda optimizer: StepLR(optimizer, step_size=10)."
         )
     if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
         raise StudyError(
-            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of an epoch and not "
-            "at a step. Leave out schedule_per='step'."
+            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is known at the end of an "
+            "epoch, not at each step. Remove schedule_per='step'."
         )
     if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
         raise StudyError(
-            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r} and follows the study's objective, whose mode is "
-            f"{mode!r}: it would lower the learning rate where the member becomes better. Give it the study's, as "
+            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r}, but the study's objective "
+            f"has mode {mode!r}, so it would lower the learning rate when the member improves. Use the same mode: "
             f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
         )
 
@@ -161,9 +162,10 @@ def check_stepped(member: Member, what: str, schedule: Any) -> None:
         found = [f"wants {one.name} in step()" for one in needed]
     if found:
         raise StudyError(
-            f"member {member.name!r}: {what} is an instance of {type(schedule).__name__}, which {found[0]}; it is stepped by step(), without "
-            "arguments, and saved by state_dict() and load_state_dict(). Give it these, or one of torch.optim.lr_scheduler, as LambdaLR, which takes "
-            "a function of the number of steps or epochs."
+            f"member {member.name!r}: {what} is an instance of {type(schedule).__name__}, which {found[0]}. A "
+            "schedule needs step() without arguments, state_dict() and load_state_dict(). Add what is missing, or "
+            "use one of torch.optim.lr_scheduler, for example LambdaLR, which takes a function of the number of "
+            "steps or epochs."
         )
 
 
@@ -171,9 +173,10 @@ def check_average_of(member: Member, model: nn.Module) -> None:
     """Raise StudyError if validating averaged weights would need statistics that cannot be computed."""
     if isinstance(member.average, SWA | LastK) and member.optimizers is not None and norms_of(model):
         raise StudyError(
-            f"member {member.name!r} has BatchNorm, average={member.average} and optimizers of its own, so its batches cannot pass through "
-            "the averaged weights, as their statistics need it: its step would move them. Use argosy.EMA, which goes by the statistics "
-            "of the raw weights, or layers without running statistics, as GroupNorm."
+            f"member {member.name!r} has BatchNorm, average={member.average} and its own optimizers. The BatchNorm "
+            "statistics of averaged weights need a pass over its batches, and its step would move those weights. "
+            "Use argosy.EMA, which uses the statistics of the raw weights, or layers without running statistics, "
+            "for example GroupNorm."
         )
 
 
@@ -181,18 +184,18 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
     """Raise StudyError if the cause of torch's error in a step is known."""
     if "does not require grad" in str(error):
         raise StudyError(
-            f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
-            "output, in torch, and leave some parameter unfrozen."
+            f"member {member.name!r}: no gradient flows from its loss to any parameter. Compute the loss from the "
+            "network's output, in torch, and leave at least one parameter unfrozen."
         )
     if "Found dtype" in str(error):
         raise StudyError(
-            f"member {member.name!r}: torch has no gradient of its loss for targets of another dtype than the outputs ({error}). Convert "
-            "targets, as tensor.float() or array.astype('float32')."
+            f"member {member.name!r}: torch has no gradient of its loss if targets and outputs have different "
+            f"dtypes ({error}). Convert the targets, for example with tensor.float() or array.astype('float32')."
         )
     if member.clip_grad_norm is not None and any(p.grad is not None and p.grad.is_sparse for p in model.parameters()):
         raise StudyError(
-            f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
-            "Embedding(sparse=True) has them. Leave out one of them."
+            f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, but torch cannot clip sparse "
+            "gradients, such as those of Embedding(sparse=True). Remove one of the two."
         )
 
 
@@ -214,9 +217,10 @@ def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.opti
         after = [weight.detach().sum() for weight in weights]
         if all(map(torch.equal, before, after)):
             raise StudyError(
-                f"member {member.name!r}: its step leaves gradients and calls step() of no optimizer, as if those of several batches were to be one "
-                "step's, and they do not outlive a step. Let batch_size be the samples of one step of the optimizers, and have the step cut its "
-                "batch into parts, as tensor.split(16) does."
+                f"member {member.name!r}: its step leaves gradients and calls no optimizer's step(), as if it "
+                "accumulated gradients over several batches. Gradients do not survive a step. Set batch_size to "
+                "the samples of one optimizer step, and split the batch inside the step, for example with "
+                "tensor.split(16)."
             )
 
 
@@ -229,9 +233,10 @@ def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
     """Raise StudyError if a validation has changed the mode of parts of the network, for example by calling train()."""
     if modes_of(model) != modes:
         raise StudyError(
-            f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} calls train() of its network, in validation as well, so "
-            "that it would be validated with dropout, and validation samples would move its statistics. Leave that out: the network is "
-            "in train() or eval() when it is called. To validate with dropout, call train() of layers of dropout alone."
+            f"member {member.name!r}: its {('step' if member.validate is None else 'validate')} calls train() on "
+            "its network during validation too. It would be validated with dropout, and validation samples would "
+            "change its statistics. Remove the call: the network is already in train() or eval() mode. To "
+            "validate with dropout, call train() on the dropout layers only."
         )
 
 
@@ -239,8 +244,9 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
     """Raise StudyError if a validation has asked torch for gradients."""
     if "require grad" in str(error):
         raise StudyError(
-            f"member {member.name!r}: its validation asks for gradients, as by torch.autograd.grad, and a validation computes none. Compute what they "
-            "are of, and them, within torch.enable_grad(), or give a function that needs none as validate=."
+            f"member {member.name!r}: its validation asks for gradients, for example with torch.autograd.grad, but "
+            "they are disabled in validation. Compute the gradients and everything they depend on under "
+            "torch.enable_grad(), or pass a validate= that needs none."
         )
 
 
@@ -258,8 +264,9 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
         return
     if target.is_floating_point() and output.shape[1:2].numel() == 1:
         raise StudyError(
-            f"member {member.name!r}: its network has one output, targets are floats, and its loss is cross-entropy, a member's default, by "
-            "which a single output learns nothing. Give it a loss for numbers, as loss=nn.MSELoss(), or BCEWithLogitsLoss() where they are 0 and 1."
+            f"member {member.name!r}: its network has one output and targets are floats, but its loss is the "
+            "default, cross-entropy, with which a single output learns nothing. Set a loss for numbers, for "
+            "example loss=nn.MSELoss(), or BCEWithLogitsLoss() if they are 0 and 1."
         )
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
@@ -267,12 +274,14 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
     unlabelled = int((target == IGNORED).sum()) if member.loss is None and target.dim() == 1 else 0
     if unlabelled:
         raise StudyError(
-            f"member {member.name!r}: {unlabelled} of {len(target)} samples have the label {IGNORED}, which cross-entropy ignores: in a mean over "
-            "samples, as the default loss is one, they would count as samples without loss. Leave them out, by subset= and val_subset=, or give loss=nn.CrossEntropyLoss()."
+            f"member {member.name!r}: {unlabelled} of {len(target)} samples have the label {IGNORED}, which "
+            "cross-entropy ignores. The default loss is a mean over samples, so these samples would count with a "
+            "loss of 0. Exclude them with subset= and val_subset=, or set loss=nn.CrossEntropyLoss()."
         )
     outside = target[((target < 0) | (target >= classes)) & (target != ignored)]
     if len(outside):
         raise StudyError(
-            f"member {member.name!r}: a target is label {int(outside.max())}, and its network has {classes} outputs, for the "
-            f"labels 0 to {classes - 1}. Give its last layer one output per class, and number classes from 0."
+            f"member {member.name!r}: a target has label {int(outside.max())}, but its network has {classes} "
+            f"outputs, for labels 0 to {classes - 1}. Use a last layer with one output per class, and number the "
+            "classes from 0."
         )

@@ -407,11 +407,12 @@ class LiveMember:
             weights = self.model.state_dict()
         gone, come = self._names - weights.keys(), _named(self.model) - self._named
         for name in sorted(gone | come):
-            had = "has {!r}, and had it not" if name in come else "had {!r}"
+            changed = "has gained {!r}" if name in come else "has lost {!r}"
             raise StudyError(
-                f"member {self.member.name!r}: its network {had.format(name)} when it was built{'' if name in come else ', and has it no more'}, so that "
-                "no file of it could be loaded. Let its factory build it with all weights that it is trained with, as by "
-                "torch.nn.utils.prune.identity where they are pruned later; those that come to it later can be left out of its passes at first."
+                f"member {self.member.name!r}: its network {changed.format(name)} since it was built, so no file "
+                "of it could be loaded. Build all trained weights in the factory, for example with "
+                "torch.nn.utils.prune.identity if they are pruned later. Weights that are used only later can be "
+                "left out of its forward passes at first."
             )
         return weights
 
@@ -444,9 +445,9 @@ class LiveMember:
             if out_of_memory(error):
                 raise
             raise StudyError(
-                f"member {self.member.name!r}: its network and optimizer cannot be copied ({reason_of(error)}), and steps are "
-                "tried on copies. Leave out what copy.deepcopy refuses, as locks, open files and generators, or give the class that holds it a "
-                "__deepcopy__."
+                f"member {self.member.name!r}: its network and optimizer cannot be copied ({reason_of(error)}), "
+                "but steps are tried on copies. Remove whatever copy.deepcopy refuses, such as locks, open files "
+                "and generators, or define __deepcopy__ on the class that holds it."
             ) from error
         trained = model, optimizer, schedule, self.randomness.copy()
         copied = LiveMember(member, self.backend, *trained, self.objective, self.mode)

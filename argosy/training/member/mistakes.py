@@ -25,8 +25,9 @@ def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Except
     if other and len(weights) == 1 and "type" in str(error) and "indices" not in str(error):
         wanted = _name(weights.pop())
         raise StudyError(
-            f"member {member.name!r}: its network was given samples of {_name(other[0])} and has weights of {wanted}; they must have "
-            f"the same dtype. Convert the samples, as tensor.to(torch.{wanted}) or array.astype({wanted!r}), or let Data.on_device do it."
+            f"member {member.name!r}: its network got samples of {_name(other[0])} but has weights of {wanted}; "
+            f"they must have the same dtype. Convert the samples, for example with tensor.to(torch.{wanted}) or "
+            f"array.astype({wanted!r}), or in Data.on_device."
         )
     layer = _layer_of(model, error)
     if layer and layer not in getattr(error, "__notes__", ()):
@@ -37,10 +38,10 @@ def explain_lone_sample(member: Member, error: Exception) -> None:
     """Raise StudyError if BatchNorm raised because a batch has one sample, which cannot be planned for: lengths cut it so, or others are broken."""
     if not str(error).startswith("Expected more than 1 value per channel"):
         return
-    cut = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long one alone)"
+    cut = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long sample alone)"
     raise StudyError(
-        f"member {member.name!r}: a batch came to BatchNorm with 1 sample{cut}, and it needs at least 2 to train. Give the network LayerNorm or "
-        f"GroupNorm instead{', or leave out batch_tokens' if cut else ''}."
+        f"member {member.name!r}: BatchNorm got a batch of 1 sample{cut}, but needs at least 2 to train. Use "
+        f"LayerNorm or GroupNorm in the network{', or remove batch_tokens' if cut else ''}."
     )
 
 
@@ -62,7 +63,7 @@ def _layer_of(model: nn.Module, error: Exception) -> str:
 
 def _channels_last(module: nn.Module, given: Tensor) -> str:
     if isinstance(module, _ConvNd) and given.dim() > 2 and given.shape[1] != module.in_channels == given.shape[-1]:
-        return ": channels come last there, and torch wants them in the second dimension, as x.movedim(-1, 1) has them"
+        return ": its channels are in the last dimension, but torch needs them in the second; use x.movedim(-1, 1)"
     return ""
 
 
@@ -70,37 +71,39 @@ def explain_loss(member: Member, output: Any, target: Any) -> None:
     """Raise StudyError if a loss raised because its targets do not fit the outputs."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
-    found = f"member {member.name!r}: its network gives {shown(output)}, targets are {shown(target)}, and its loss"
+    found = f"member {member.name!r}: its network returns {shown(output)}, targets are {shown(target)}, and its loss"
     if wants_classes(member.loss):
         _explain_classes(found, output, target)
     elif output.shape != target.shape and output.numel() == target.numel():
-        raise StudyError(f"{found} needs both in one shape: give {same_shape(output.shape, target.shape)}.")
+        raise StudyError(f"{found} needs the same shape for both. Use {same_shape(output.shape, target.shape)}.")
     elif output.shape == target.shape and output.dtype != target.dtype and output.is_floating_point():
         dtype = _name(output.dtype)
-        raise StudyError(f"{found} needs both in one dtype: give tensor.to(torch.{dtype}), or array.astype({dtype!r}).")
+        raise StudyError(
+            f"{found} needs the same dtype for both. Use tensor.to(torch.{dtype}) or array.astype({dtype!r})."
+        )
 
 
 def _explain_classes(found: str, output: Tensor, target: Tensor) -> None:
     found += ", cross-entropy, needs"
     if output.dim() < 2:
         raise StudyError(
-            f"{found} one output per class, [batch, classes]. Give its last layer one per class; for one output choose loss=BCEWithLogitsLoss() and "
-            "targets that are floats."
+            f"{found} one output per class, [batch, classes]. Use a last layer with one output per class; for a "
+            "single output, set loss=BCEWithLogitsLoss() and use float targets."
         )
     if target.shape == output.shape and not target.is_floating_point():
-        raise StudyError(f"{found} class numbers, or one-hot targets as floats: give target.argmax(1).")
+        raise StudyError(f"{found} class numbers, or one-hot targets as floats. Use target.argmax(1).")
     if target.shape == (len(output), 1):
-        raise StudyError(f"{found} one class number per sample, [batch]: give target.flatten().")
+        raise StudyError(f"{found} one class number per sample, [batch]. Use target.flatten().")
     if output.dim() > 2 and target.shape == output.shape[:-1]:
-        raise StudyError(f"{found} classes in the second dimension: let the network return x.movedim(-1, 1).")
+        raise StudyError(f"{found} classes in the second dimension. Return x.movedim(-1, 1) from the network.")
     if target.dim() == output.dim() - 1 and target.dtype not in (torch.int64, torch.uint8):
-        raise StudyError(f"{found} class numbers as int64: give tensor.long(), or array.astype('int64').")
+        raise StudyError(f"{found} class numbers as int64. Use tensor.long() or array.astype('int64').")
 
 
 def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
     """Return code that gives targets the shape of outputs."""
     if tuple(output[: len(target)]) == tuple(target) and math.prod(output[len(target) :]) == 1:
-        return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or x.flatten() as what the network returns"
+        return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or return x.flatten() from the network"
     return "target.reshape_as(output)"
 
 

@@ -128,8 +128,8 @@ def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, Own
         held = sorted({type(one).__name__ for one in made.values()}) if isinstance(made, Mapping) else []
         found = f"a dict of {', '.join(held) or 'nothing'}" if isinstance(made, Mapping) else type(made).__name__
         raise StudyError(
-            f"member {member.name!r}: its optimizers factory returned {found}; it must return a dict of torch.optim optimizers by "
-            "name, as {'generator': Adam(model.generator.parameters())}."
+            f"member {member.name!r}: its optimizers factory returned {found}; it must return a dict of named "
+            "torch.optim optimizers, for example {'generator': Adam(model.generator.parameters())}."
         )
     _check_own(member, model, made)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
@@ -143,8 +143,9 @@ def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimi
         foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
         if foreign:
             raise StudyError(
-                f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that are not its network's. Make it "
-                "of parameters of the network that the factory is given; a tensor becomes one as nn.Parameter(tensor)."
+                f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that do not belong to "
+                "its network. Build it from parameters of the network that is passed to the factory. Convert "
+                "tensors with nn.Parameter(tensor)."
             )
 
 
@@ -153,14 +154,16 @@ def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedu
     made = member.schedule(optimizers)
     if not isinstance(made, Mapping):
         raise StudyError(
-            f"member {member.name!r}: its schedule factory returned {type(made).__name__}; with optimizers= it must return a "
-            "dict of schedulers by name, as {'generator': StepLR(optimizers['generator'], 10)}."
+            f"member {member.name!r}: its schedule factory returned {type(made).__name__}; with optimizers= it "
+            "must return a dict of named schedulers, for example {'generator': StepLR(optimizers['generator'], "
+            "10)}."
         )
     for name, schedule in made.items():
         check_stepped(member, f"its schedule {name!r}", schedule)
         if isinstance(schedule, ReduceLROnPlateau):
             raise StudyError(
-                f"member {member.name!r}: its schedule {name!r} is ReduceLROnPlateau, which needs the objective at each "
-                "step; schedules of several optimizers are stepped without it. Give one that needs no metric, as StepLR."
+                f"member {member.name!r}: its schedule {name!r} is a ReduceLROnPlateau, which needs the objective "
+                "at each step. Schedules of several optimizers are stepped without it. Use one that needs no "
+                "metric, for example StepLR."
             )
     return OwnSchedules(made)

@@ -71,9 +71,9 @@ class LossScale:
             self.value, self.steps = self.value * 2, 0
         if self.value < LEAST:
             raise StudyError(
-                f"member {self.member!r}: its gradients overflow in float16 again and again, the last time with a loss scale of "
-                f"{self.value * 2:g}, and each time its step was left out. Give it precision='bfloat16', or look in its network "
-                "and loss for what divides by nothing."
+                f"member {self.member!r}: its gradients keep overflowing in float16, most recently with a loss "
+                f"scale of {self.value * 2:g}, and each of these steps was skipped. Set precision='bfloat16', or "
+                "look for a division by zero in its network and loss."
             )
 
 

@@ -140,7 +140,7 @@ def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
         return values
     if len(values) != rows:
         raise StudyError(
-            f"the loss gave a tensor of shape {tuple(values.shape)} for a batch of {rows}; let it give one value per sample, "
-            "or their mean as a scalar."
+            f"the loss returned a tensor of shape {tuple(values.shape)} for a batch of {rows}; it must return one "
+            "value per sample, or their mean as a scalar."
         )
     return values.reshape(rows, -1).double().mean(1)

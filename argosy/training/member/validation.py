@@ -28,9 +28,7 @@ from argosy.training.member.tally import Tally, double, total_of
 
 __all__ = ["Validation"]
 
-KINDS = (
-    "one value per sample, or one number for the whole set, or is an object with update(outputs, targets) and compute()"
-)
+KINDS = "one value per sample, one number for the whole set, or an object with update(outputs, targets) and compute()"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -167,8 +165,9 @@ class Validation:
         made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
         if not _is_state(made):
             raise StudyError(
-                f"{self._words(name)} takes no arguments, so it is called for an object with update(outputs, targets) and "
-                f"compute(); it gave {type(made).__name__}. Let it take (outputs, targets), or return such an object."
+                f"{self._words(name)} takes no arguments, so it must return an object with update(outputs, "
+                f"targets) and compute(); it returned {type(made).__name__}. Return such an object, or take "
+                "(outputs, targets)."
             )
         if hasattr(made, "reset"):
             made.reset()
@@ -195,10 +194,10 @@ class Validation:
         return float(found)
 
     def _refusal(self, name: str, value: torch.Tensor | None, of: str) -> StudyError:
-        found = "no number and no tensor of real numbers"
+        found = "neither a number nor a tensor of real numbers"
         if value is not None:
             found = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
-        return StudyError(f"{self._words(name)} gave {found} for {of}; a metric gives {KINDS}. Give one of these.")
+        return StudyError(f"{self._words(name)} returned {found} for {of}; it must return {KINDS}.")
 
     def _words(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
@@ -235,9 +234,9 @@ class _Gathered:
                     f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 )
                 raise StudyError(
-                    f"{words} is of the whole set, and outputs and targets are gathered for it: tensors with one row per "
-                    f"sample, and among those of a batch of {rows} is {found}. Let the network return less in eval(), or "
-                    "give the metric as an object with update(outputs, targets) and compute()."
+                    f"{words} is computed on the whole set, so outputs and targets are gathered as tensors with "
+                    f"one row per sample; a batch of {rows} has {found} among them. Return less from the network "
+                    "in eval(), or pass the metric as an object with update(outputs, targets) and compute()."
                 )
         earlier = (
             [part.shape[1:] for part, _ in self._batches[0]] if self._batches else [leaf.shape[1:] for leaf in leaves]
@@ -245,9 +244,10 @@ class _Gathered:
         for leaf, shape in zip(leaves, earlier, strict=True):
             if leaf.shape[1:] != shape:
                 raise StudyError(
-                    f"{words} is of the whole set, and outputs and targets are gathered for it; samples of one batch have shape "
-                    f"{list(shape)} and of another {list(leaf.shape[1:])}, as they are of unlike length. Give the metric as an object "
-                    "with update(outputs, targets) and compute(), or as one value per sample."
+                    f"{words} is computed on the whole set, so outputs and targets are gathered. Samples vary in "
+                    f"length: in one batch they have shape {list(shape)}, in another {list(leaf.shape[1:])}. Pass "
+                    "the metric as an object with update(outputs, targets) and compute(), or return one value per "
+                    "sample."
                 )
         self._batches.append([self._backend.fetch(_widened(leaf)) for leaf in leaves])
 

@@ -283,9 +283,10 @@ class Solo:
         member = self.live.member
         if member.accumulate > 1 and any(len(leaf) != rows for leaf in flatten(data)[0]):
             raise StudyError(
-                f"member {member.name!r}: its augment makes of {rows} samples a batch of another length, and accumulate={member.accumulate} "
-                "cuts batches into as many parts. Leave accumulate out, or let augment return as many samples as it is given, as with both "
-                "views of a sample in one tensor [samples, views, …]."
+                f"member {member.name!r}: its augment turns {rows} samples into a batch of another length, but "
+                f"accumulate={member.accumulate} splits batches into that many parts. Remove accumulate, or return "
+                "as many samples as augment gets, for example both views of a sample in one tensor [samples, "
+                "views, …]."
             )
         size = -(-rows // member.accumulate)
         for start in range(0, rows, size):
@@ -352,8 +353,8 @@ class Solo:
         )
         if member.metrics and member.step is not None and found[1] is None:
             raise StudyError(
-                f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} gave a loss alone, and its "
-                "metrics need more: return (loss, outputs, targets), or leave out metrics."
+                f"member {member.name!r}: its {('step' if member.validate is None else 'validate')} returned only "
+                "a loss, but its metrics need more. Return (loss, outputs, targets), or remove metrics."
             )
         return found
 
@@ -395,8 +396,9 @@ class Solo:
             return value.reshape(()) if value.dim() and value.numel() == 1 else value
         member = self.live.member
         raise StudyError(
-            f"member {member.name!r}: its {'loss' if member.step is None else 'step'} gave {type(value).__name__}; it must "
-            "give a tensor of losses, one per sample, or their mean, from which gradients flow."
+            f"member {member.name!r}: its {('loss' if member.step is None else 'step')} returned "
+            f"{type(value).__name__}; it must return a tensor of losses, one per sample, or their mean, with "
+            "gradients."
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -407,10 +409,10 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
     """Return the inputs and target of a batch; raises StudyError if it is no pair."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1]
-    found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    found = f"of length {len(data)}" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
     raise StudyError(
-        f"member {member.name!r}: the standard step needs batches (inputs, target); these are {found}. Give "
-        "the member its own step: (model, batch) -> loss."
+        f"member {member.name!r}: the standard step needs batches (inputs, target); these are {found}. Set a step "
+        "for the member: step=(model, batch) -> loss."
     )
 
 

@@ -83,7 +83,8 @@ class Guard:
             if not self._files.exhausted_by(name):
                 return done
             leak = (
-                f"it has left {self._files.left[name]} files open, and its process can hardly open any more: close them"
+                f"it has left {self._files.left[name]} files open, and its process can hardly open any more: close "
+                "files after use"
             )
             self._fail(name, leak, leak)
             return None
@@ -118,7 +119,7 @@ class Guard:
         """Begin pieces of members' code, carefully or not; raises Poisoned if the device is already unusable before a careful one."""
         self.careful = False
         if careful:
-            self.check_device("earlier work, which is not known to be one member's")
+            self.check_device("earlier work, which cannot be attributed to one member")
         self.careful = careful
 
     def wait_if_careful(self) -> None:
@@ -136,7 +137,7 @@ class Guard:
     def check_device(self, since: str, names: tuple[str, ...] = ()) -> None:
         """Raise Poisoned if the device is unusable; if careful, one of `names`, whose error is being handled, is the cause."""
         if poisoned(self._backend):
-            detail = f"{self._device} is of no more use to this process since {since}"
+            detail = f"{self._device} is unusable in this process since {since}"
             certain = names if self.careful else ()
             for name in certain:
                 self.log(name, f"{detail}\n{traceback.format_exc()}")

@@ -89,7 +89,7 @@ class ProgramChoice:
         reasons: dict[str, str] = {}
         for instances in there.values():
             names = ", ".join(repr(instance.names[0]) for instance in instances)
-            with self._heartbeat.busy(f"trying as one program those alike of {names}", opaque=True):
+            with self._heartbeat.busy(f"checking which of {names} can be one program", opaque=True):
                 reasons |= self._admit(instances, block)
         told, self._alone = self._alone, reasons
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}

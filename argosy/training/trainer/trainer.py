@@ -297,9 +297,9 @@ class Trainer:
         self.copies.stepped()
         if block.touched:
             raise MemberError(
-                f"a member on {self.name} ({', '.join(self.assigned)}) wrote into its input, which it shares with the others, "
-                "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
-                "checkpoints, which are sound."
+                f"a member on {self.name} ({', '.join(self.assigned)}) wrote into its input, which it shares with "
+                "other members, although it did not on its first batches. Clone the input before changing it. The "
+                "run stops at the last checkpoints, which are sound."
             )
         waited = self.stepping.waited()
         elapsed = time.perf_counter() - started - waited

@@ -89,15 +89,15 @@ class InputWatch:
         # Earlier blocks may have been written into as well, because a write does not have to change every block.
         if self.shared_from is not None:
             neighbours = (
-                "it had a copy this time, but members beside it may have been trained on what it wrote since "
-                f"{_words(self.shared_from)}, or before"
+                "this time it had a copy, but other members may have trained on its changes since "
+                f"{_words(self.shared_from)} or earlier"
             )
         else:
             since = "" if self.compared_from is None else f" since {_words(self.compared_from)}"
-            neighbours = f"its neighbours have seen nothing of it{since}"
+            neighbours = f"other members have seen none of its changes{since}"
         raise MemberError(
-            f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
-            "Clone the input before changing it."
+            f"member {member!r} wrote into its input, which members share, although it did not on its first "
+            f"batches; {neighbours}. Clone the input before changing it."
         )
 
     def _expected(self, block: Block) -> float:

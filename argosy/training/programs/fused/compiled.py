@@ -132,7 +132,7 @@ class Compilation:
         losses, gradients = self._plain(plainly)
         idle = [piece.name for piece, found in zip(of.parameter_buffer.pieces, gradients, strict=True) if found is None]
         if idle:
-            self.refused = f"the weight {idle[0]!r} has no part in its loss, which compiled code does not tell"
+            self.refused = f"the weight {idle[0]!r} does not affect its loss, which compiled code cannot report"
             return losses, gradients
         try:
             run = of.compiled(inputs)
@@ -146,7 +146,7 @@ class Compilation:
                 [*of.parameter_buffer.buffers.values()],
             )
             what = difference(_pairs(of, known, found), share)
-            self.refused = f"compiled, {what} not what it is else" if what else ""
+            self.refused = f"compiled, {what} different" if what else ""
         except Exception as error:  # boundary to members' code and to torch's compiler, which has limits
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:

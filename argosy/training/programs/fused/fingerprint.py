@@ -100,16 +100,16 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
         if has_hooks(parameter):
             yield f"the weight {name!r} has hooks, which would never be called"
         elif id(parameter) not in numbers:
-            yield f"the weight {name!r} requires a gradient and is in no parameter group of the optimizer"
+            yield f"the weight {name!r} requires a gradient but is not in any parameter group of the optimizer"
         elif not parameter.is_contiguous():
-            yield f"the weight {name!r} has a memory format of its own (channels_last?)"
+            yield f"the weight {name!r} has its own memory format (channels_last?)"
     yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
         yield "its trained weights have several dtypes"
     if schedule is not None and not (
         isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
     ):
-        yield f"its schedule {type(schedule).__name__} is not one of torch's, and could change more than learning rates"
+        yield f"its schedule {type(schedule).__name__} is not from torch, so it could change more than learning rates"
     if live.private:
         yield "it writes into its input"
 

@@ -136,7 +136,7 @@ class Grouped(ProgramOfSeveral):
         """Return the samples of a lockstep; raises ValueError unless they are the same pairs of tensors for all members."""
         data = self.inputs(lockstep)
         if data.apart or not data.of_rows:
-            raise ValueError("unlike members are one program on the same pairs of inputs and targets alone")
+            raise ValueError("different members can be one program only on the same pairs of inputs and targets")
         return data
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:

@@ -30,11 +30,11 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
             yield "an optimizer makes its steps itself"
     elif isinstance(program, Grouped):
         if program.waves.memory is None:
-            yield "its device has no kernel that steps unlike members"
+            yield "its device has no kernel that steps different members"
         if {weight.dtype for live in lives for weight in live.model.parameters()} - {torch.float32, torch.float64}:
-            yield "unlike members are stepped in 32 or 64 bits only"
+            yield "different members can be stepped only in 32 or 64 bits"
         if any(live.member.clip_grad_norm is not None for live in lives):
-            yield "gradients of unlike members are clipped one after another"
+            yield "gradients of different members are clipped one after another"
         if any(kind_of(live.optimizer) is None for live in lives):
             yield "an optimizer makes its steps itself"
     elif isinstance(program, Solo):

@@ -83,14 +83,14 @@ class Evaluation:
             self._warm_up(data)
             replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
             if replayed.recording.memory_bytes > LARGEST:
-                raise Uncaptured("its evaluation would hold too much memory")
+                raise Uncaptured("its evaluation would use too much memory")
             put(before, self._buffers)
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
             put(before, self._buffers)
             made = self._made(data)
             pairs = zip(_leaves(made), found, strict=True)
             if difference((Compared("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
-                raise Uncaptured("replayed, its evaluation gives other results")
+                raise Uncaptured("when replayed, its evaluation gives different results")
         except BaseException:
             put(before, self._buffers)
             if replayed is not None:

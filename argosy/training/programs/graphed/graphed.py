@@ -45,7 +45,7 @@ almost zero, add random differences; a wrong replay is much farther off."""
 def refusal(program: Program[Any]) -> str | None:
     """Return why the steps of a program cannot be captured; None if capturing may be tried."""
     if not records(program.members[0].backend):
-        return "its device captures no steps"
+        return "its device cannot capture steps"
     return obstacle_to(program)
 
 
@@ -251,7 +251,7 @@ class Graphed:
             totals = self._operators(data)
             ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
             if any(leads_elsewhere(plain, replay, start, ALIKE) for plain, replay, start in ends):
-                raise Uncaptured("replayed, its step has another result")
+                raise Uncaptured("when replayed, its step gives a different result")
         except BaseException:
             put(before, moving)
             replayed.close(self.members[0].backend)

@@ -52,7 +52,7 @@ class Single:
         if kernel is None:
             parameter_buffer.dissolve()
             raise Uncaptured(
-                "some of its weights have made fewer steps than others, or are of a type that no kernel steps"
+                "some of its weights have made fewer steps than others, or have a dtype that no kernel supports"
             )
         return cls(solo, parameter_buffer, kernel)
 

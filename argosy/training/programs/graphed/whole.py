@@ -120,4 +120,4 @@ class Whole(Protocol):
 def all_have_gradients(idle: Collection[str]) -> None:
     """Raise Uncaptured for weights without a gradient."""
     if idle:
-        raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, and its optimizer skips it")
+        raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, so its optimizer skips it")
