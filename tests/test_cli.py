@@ -456,7 +456,7 @@ REFUSED = {
         "member 'a' cannot be sent to another process",
     ),
     "broken sample": (with_dataset("x[index] / (1 // (index - 17)), 0"), "sample 17 raised ZeroDivisionError"),
-    "own generator": (with_dataset("torch.rand(6, generator=self.random), 0"), "generator of its own"),
+    "own generator": (with_dataset("torch.rand(6, generator=self.random), 0"), "its own generator"),
     "unequal shapes": (
         with_dataset("torch.zeros(6 + (index == 17)), 0"),
         "resize them in the dataset, or pad them with Data(ragged=...)",

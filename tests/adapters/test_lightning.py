@@ -451,7 +451,7 @@ class Summing(Classifier):
 @pytest.mark.parametrize("logs", [True, False])
 def test_a_validation_step_that_adds_up_samples_is_refused(tmp_path: Path, logs: bool) -> None:
     member = argosy.from_lightning("net", partial(Summing, logs=logs), batch_size=15)
-    with pytest.warns(MemberFailed, match="its validate adds up the samples of a batch"):
+    with pytest.warns(MemberFailed, match="its validate sums over the samples of a batch"):
         run(tmp_path, member, 1)
 
 

@@ -226,7 +226,7 @@ def test_a_metric_of_the_wrong_shape_is_named(tmp_path: Path, launcher: str) -> 
     with pytest.warns(MemberFailed, match="'bad' failed: "):
         report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
     assert (report.member("bad").status, report.member("mlp").status) == ("failed", "done")
-    assert "'one' gave a tensor of shape (1,) for a batch of 20" in report.member("bad").reason
+    assert "'one' returned a tensor of shape (1,) for a batch of 20" in report.member("bad").reason
 
 
 def test_three_equal_failures_stop_the_study(tmp_path: Path, launcher: str) -> None:

@@ -169,7 +169,7 @@ def test_a_small_file_that_unpacks_to_a_large_state_is_refused_before_it_is_unpa
     assert size < 2**19
     began = time.monotonic()
     with pytest.raises(
-        CheckpointError, match=r"has 25\d\.\d KiB and would unpack to 256\.0 MiB, which no checkpoint .* refused"
+        CheckpointError, match=r"has 25\d\.\d KiB and would unpack to 256\.0 MiB\. Argosy writes no such .* refused"
     ):
         checkpoint.load(path)
     assert time.monotonic() - began < 1

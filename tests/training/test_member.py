@@ -1521,7 +1521,7 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
     assert len(solo.live.model.seen["output"]) == 1
     copied = solo.live.trial().model
     assert copied.layer.above() is copied
-    with pytest.raises(StudyError, match="still computes with"):
+    with pytest.raises(StudyError, match="still uses"):
         measure(start(studies.member(model=partial(Listed, list))), block)
 
 

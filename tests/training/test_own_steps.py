@@ -181,7 +181,7 @@ def by_own_hand(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor
 @pytest.mark.parametrize(("own", "refused"), [(adding_up, True), (skipping, False), (by_own_hand, False)])
 def test_a_step_that_adds_up_gradients_of_several_batches_is_refused(own: Any, refused: bool) -> None:
     live = alive(argosy.Member("gan", model=Gan, optimizers=optimizers, step=own, validate=validate, batch_size=4))
-    with pytest.raises(argosy.errors.StudyError, match="do not outlive a step") if refused else nullcontext():
+    with pytest.raises(argosy.errors.StudyError, match="do not survive a step") if refused else nullcontext():
         steps(live, 0, 1)
 
 

@@ -195,7 +195,7 @@ def test_a_sampler_that_cannot_learn_is_a_warning_that_names_the_setting_that_ca
             "scheduler": "grid",
             "space": {"lr": CategoricalDistribution([0.1, 0.2])},
         },
-        "or a smaller at_once": {"scheduler": "random", "n_trials": 8, "at_once": 8},
+        "or reduce at_once": {"scheduler": "random", "n_trials": 8, "at_once": 8},
         "or set a smaller n_startup_trials on the sampler": {"scheduler": "asha", "n_trials": 8},
     }
     for word, terms in words.items():

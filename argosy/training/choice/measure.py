@@ -51,7 +51,7 @@ LATE = (
 )
 UNMOVED = "no optimizer updates them"
 UNTRAINED = (
-    f"its {{}} has weights that require a gradient, and {UNMOVED}: make them part of the network, or freeze them"
+    f"its {{}} has weights that require a gradient, but {UNMOVED}: make them part of the network, or freeze them"
 )
 
 

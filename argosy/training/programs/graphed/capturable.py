@@ -27,7 +27,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
     lives = program.members
     if isinstance(program, Fused):
         if sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels) != len(lives):
-            yield "an optimizer makes its steps itself"
+            yield "one of its optimizers has no kernel"
     elif isinstance(program, Grouped):
         if program.waves.memory is None:
             yield "its device has no kernel that steps different members"
@@ -36,12 +36,12 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
         if any(live.member.clip_grad_norm is not None for live in lives):
             yield "gradients of different members are clipped one after another"
         if any(kind_of(live.optimizer) is None for live in lives):
-            yield "an optimizer makes its steps itself"
+            yield "one of its optimizers has no kernel"
     elif isinstance(program, Solo):
         if (reason := obstacle(program.live)) is not None:
             yield reason
         if kind_of(program.live.optimizer) is None:
-            yield "its optimizer makes its steps itself"
+            yield "its optimizer has no kernel"
     else:
         yield "it is on several devices"
     if any(live.member.precision not in ("float32", "bfloat16") for live in lives):

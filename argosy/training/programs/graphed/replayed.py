@@ -38,7 +38,7 @@ class Replayed(Generic[Made]):
         """
         leaves, structure = flatten(data.tree)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
-            raise Uncaptured("its batches hold more than tensors on the device")
+            raise Uncaptured("its batches contain more than tensors on the device")
         lying = [torch.zeros_like(leaf) for leaf in leaves]
         at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
         recording, made = recorder.record(lambda: work(at_rest))
