@@ -548,7 +548,7 @@ def _check_numbers(member: Member) -> None:
     if member.clip_grad_norm is not None:
         check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
     if not isinstance(member.drop_last, bool):
-        raise StudyError(f"member {member.name!r}: drop_last is {shown(member.drop_last)}; it can be True or False.")
+        raise StudyError(f"member {member.name!r}: drop_last is {shown(member.drop_last)}; it must be True or False.")
     check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16", "float16"))
     check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
 

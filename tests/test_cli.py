@@ -265,8 +265,8 @@ def test_every_keyword_of_train_is_a_flag() -> None:
     assert {"--dir", "--json", "--track"} <= flags
 
 
-EPOCHS = "it is stop= of argosy.Study, in the file, as in stop=argosy.MaxEpochs(10)."
-LR = "it is optimizer= of argosy.Member, in the file, as in optimizer=functools.partial(SGD, lr=0.1)."
+EPOCHS = "In the file, set stop= of argosy.Study, for example stop=argosy.MaxEpochs(10)."
+LR = "In the file, set optimizer= of argosy.Member, for example optimizer=functools.partial(SGD, lr=0.1)."
 FLAGS = {
     "run --device cpu study.py": "No such option: --device (did you mean --devices?)",
     "run --loaderworkers=2 study.py": "--loaderworkers (did you mean --loader-workers?)",
@@ -274,14 +274,14 @@ FLAGS = {
     "run study.py --output-dir x": "--output-dir (did you mean --dir?)",
     "run --dri x study.py": "--dri (did you mean --dir?)",
     "run --fresh mlp --devics cpu study.py": "--devics (did you mean --devices?)",
-    "run --epochs 3 study.py": f"No such option: --epochs: {EPOCHS}",
-    "run --max_epochs 3 study.py": f"--max_epochs: {EPOCHS}",
-    "plan --epochs 3 study.py": f"--epochs: {EPOCHS}",
-    "run --lr 0.1 study.py": f"--lr: {LR}",
-    "run --batch-size 3 study.py": "--batch-size: it is batch_size= of argosy.Member, in the file.",
-    "tune --epochs 3 search.py": "--epochs: it is max_epochs= of argosy.Search, in the file.",
-    "tune --n-trials 3 search.py": "--n-trials: it is n_trials= of argosy.Search, in the file.",
-    "run --resume study.py": "--resume: the same call on the same directory goes on where it was. Leave it out.",
+    "run --epochs 3 study.py": f"No such option: --epochs. {EPOCHS}",
+    "run --max_epochs 3 study.py": f"--max_epochs. {EPOCHS}",
+    "plan --epochs 3 study.py": f"--epochs. {EPOCHS}",
+    "run --lr 0.1 study.py": f"--lr. {LR}",
+    "run --batch-size 3 study.py": "--batch-size. In the file, set batch_size= of argosy.Member.",
+    "tune --epochs 3 search.py": "--epochs. In the file, set max_epochs= of argosy.Search.",
+    "tune --n-trials 3 search.py": "--n-trials. In the file, set n_trials= of argosy.Search.",
+    "run --resume study.py": "--resume: the same call on the same directory resumes the run. Remove it.",
     "status runs/x --wiat": "--wiat (did you mean --wait?)",
     "clone runs/x a b --st optimizer.lr=1": "--st (did you mean --set?)",
     "simulate --polcy all table.csv": "--polcy (did you mean --policy?)",
@@ -438,8 +438,8 @@ REFUSED = {
     "wrong study": ("study = 3\n", "found int"),
     "no validation": (STUDY.replace("stop=", "objective='val_loss', stop="), "needs validation data"),
     "name twice": (STUDY.replace('"b"', '"a"'), "found twice: a"),
-    "slash": (STUDY.replace('"b"', '"b/c"'), "'b/c' becomes a folder"),
-    "dots": (STUDY.replace('"b"', '"b..c"'), "'b..c' becomes a folder"),
+    "slash": (STUDY.replace('"b"', '"b/c"'), "'b/c' cannot be used as a folder name"),
+    "dots": (STUDY.replace('"b"', '"b..c"'), "'b..c' cannot be used as a folder name"),
     "large batch": (
         STUDY.replace("batch_size=10", "batch_size=91, drop_last=True"),
         "batch_size 91 is larger than its 90 training",
@@ -567,7 +567,7 @@ def test_a_command_that_may_not_write_says_so(
     monkeypatch.setattr("sys.argv", ["argosy", "report", "runs", "--html"])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert "Read-only file system: 'runs/.report.html.7'. Mount the disk for writing" in capsys.readouterr().err
+    assert "Read-only file system: 'runs/.report.html.7'. Mount the disk as writable" in capsys.readouterr().err
 
 
 def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:

@@ -201,7 +201,7 @@ def test_what_is_misspelt_is_said(report: argosy.Report) -> None:
     for ask, says in (
         (lambda: report.plot("val_los"), r"reports 'val_los' \(did you mean 'val_loss'\?\)"),
         (lambda: report.plot(by="configuratoin"), r"by 'configuratoin' \(did you mean 'configuration'\?\)"),
-        (lambda: report.plot(by="seed", band="sem"), "report.plot: band is 'sem'; it can be 'ci', 'std' or 'range'"),
+        (lambda: report.plot(by="seed", band="sem"), "report.plot: band is 'sem'; it must be 'ci', 'std' or 'range'"),
         (lambda: report.plot_hyperparameters("acc"), r"reports 'acc' \(did you mean 'val_accuracy'\?\)"),
     ):
         with pytest.raises(ArgosyError, match=says):

@@ -784,12 +784,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "accuracy on one logit": (
         {"model": ONE, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
         (X, (CLASSES % 2).float()[:, None]),
-        r"accuracy was given outputs of shape \[16, 1\]; it needs one per class",
+        r"accuracy was given outputs of shape \[16, 1\]; it needs one output per class",
     ),
     "accuracy on flat logits": (
         {"model": Flat, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
         (X, (CLASSES % 2).float()),
-        r"accuracy was given outputs of shape \[16\]; it needs one per class",
+        r"accuracy was given outputs of shape \[16\]; it needs one output per class",
     ),
     "accuracy of one-hot targets": (
         {"metrics": {"accuracy": argosy.accuracy}},
@@ -800,7 +800,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "pairs of unlike arrays": ({}, ((X, IMAGES), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
     "lists of unlike rows": ({}, ([[1.0], [1.0, 2.0]], [0, 1]), "array 0 of train has rows of different shapes"),
     "a mask": ({}, (np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES), r"Data.arrays\[0\] is a masked array"),
-    "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1; samples are numbers"),
+    "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1, but samples must be numbers"),
     "objects": ({}, (X.numpy().astype(object), CLASSES), r"Data.arrays\[0\] has dtype object"),
     "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which torch does not support"),
     "big-endian": (
@@ -914,5 +914,5 @@ def test_accuracy_of_several_positions_per_sample_is_their_mean() -> None:
     output, target = torch.randn(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
     right = (output.argmax(1) == target).float()
     assert torch.equal(argosy.accuracy(output, target), right.flatten(1).mean(1))
-    with pytest.raises(StudyError, match=r"needs one tensor of each.*outputs\[0\]"):
+    with pytest.raises(StudyError, match=r"each must be one tensor.*outputs\[0\]"):
         argosy.accuracy((output, output), target)

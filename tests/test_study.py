@@ -58,31 +58,34 @@ def arrays(val: bool = False) -> argosy.Data:
     return argosy.Data(arrays=rows, val_arrays=rows if val else None)
 
 
-MASK = "is a mask of True and False, which would mean samples 1 and 0; give the indices that it selects: mask.nonzero()"
+MASK = "is a mask of True and False, which would be read as samples 1 and 0. Pass the indices that it selects: mask.nonzero()"
 MEMBERS = {
     "list as mask": (given(subset=[True, False, True]), f"member 'a': subset {MASK}"),
     "array as mask": (given(subset=np.arange(9) > 4), MASK),
     "tensor as mask": (given(val_subset=torch.arange(9) > 4), f"member 'a': val_subset {MASK}"),
-    "list of floats": (given(subset=[0, 1.0]), "subset holds values of type float; give whole numbers"),
+    "list of floats": (given(subset=[0, 1.0]), "subset holds values of type float; indices must be ints"),
     "array of floats": (given(subset=np.zeros(3)), "subset holds values of type float64"),
-    "no samples": (given(subset=[]), "subset is empty; give the indices of at least one sample, or None for all."),
-    "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; give indices from 0"),
-    "nested": (given(subset=np.zeros((2, 2), int)), "subset has shape (2, 2); indices come in one dimension"),
+    "no samples": (given(subset=[]), "subset is empty. Pass the indices of at least one sample, or None for all."),
+    "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; indices must be at least 0"),
+    "nested": (given(subset=np.zeros((2, 2), int)), "subset has shape (2, 2); indices must be one-dimensional"),
     "set": (given(subset={1, 2}), "subset is an instance of set; it must be a list, an array or a tensor of indices."),
-    "long name": (lambda: studies.member("ä" * 128), "has 256 bytes; at most 250 are possible. Shorten it"),
-    "no name": (lambda: studies.member(3), "member name 3 becomes a folder"),
+    "long name": (
+        lambda: studies.member("ä" * 128),
+        "has 256 bytes; as a folder name it can have at most 250. Shorten it",
+    ),
+    "no name": (lambda: studies.member(3), "member name 3 cannot be used as a folder name"),
     "a network": (given(model=nn.Linear(12, 10)), "model must be a factory (a class, a function, a functools.partial)"),
     "an optimizer": (
         given(optimizer=SGD([torch.zeros(1)], 0.1)),
         "optimizer of the parameters that it is given; found an",
     ),
     "rule": (given(stop=10), "member 'a': stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
-    "true": (given(batch_size=True), "batch_size is True; it must be a whole number (an int) from 1."),
-    "none": (given(batch_size=None), "batch_size is None; it must be a whole number (an int) from 1."),
+    "true": (given(batch_size=True), "batch_size is True; it must be an int of at least 1."),
+    "none": (given(batch_size=None), "batch_size is None; it must be an int of at least 1."),
     "loss": (given(loss=0.5), "loss is 0.5; it must be a function: (output, target) -> losses"),
     "class": (
         given(loss=nn.CrossEntropyLoss),
-        "loss is the class CrossEntropyLoss; it is called with what it works on",
+        "loss is the class CrossEntropyLoss; it must be an instance",
     ),
     "schedule": (
         given(schedule=StepLR(SGD([torch.zeros(1)], 0.1), 2)),
@@ -90,24 +93,30 @@ MEMBERS = {
     ),
     "augment": (given(augment="flip"), "augment is 'flip'; it must be a function: batch -> batch."),
     "step": (given(metrics={}, step=3), "step is 3; it must be a function: (model, batch) -> loss."),
-    "no norm": (given(clip_grad_norm=0.0), "clip_grad_norm is 0.0; it must be a finite number above 0."),
-    "norm": (given(clip_grad_norm=float("nan")), "clip_grad_norm is nan; it must be a finite number above 0."),
-    "negative seed": (given(seed=-1), "seed is -1; it must be a whole number (an int) from 0."),
-    "seed": (given(seed=1.5), "seed is 1.5; it must be a whole number"),
+    "no norm": (given(clip_grad_norm=0.0), "clip_grad_norm is 0.0; it must be a finite number greater than 0."),
+    "norm": (given(clip_grad_norm=float("nan")), "clip_grad_norm is nan; it must be a finite number greater than 0."),
+    "negative seed": (given(seed=-1), "seed is -1; it must be an int of at least 0."),
+    "seed": (given(seed=1.5), "seed is 1.5; it must be an int"),
     "large seed": (given(seed=2**64), "it must be below 2**63."),
-    "drop_last": (given(drop_last="no"), "drop_last is 'no'; it can be True or False."),
+    "drop_last": (given(drop_last="no"), "drop_last is 'no'; it must be True or False."),
     "precision": (
         given(precision="float8"),
-        "precision is 'float8' (did you mean 'float32'?); it can be 'float32', 'bfloat16' or 'float16'.",
+        "precision is 'float8' (did you mean 'float32'?); it must be 'float32', 'bfloat16' or 'float16'.",
     ),
-    "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it can be 'epoch' or 'step'."),
+    "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it must be 'epoch' or 'step'."),
     "metrics": (given(metrics=[argosy.accuracy]), "metrics is an instance of list; it must be a dict"),
     "metric": (
         given(metrics={"f1": 0.3}),
         "the metric 'f1' is 0.3; it must be a function: (outputs, targets) -> values.",
     ),
-    "called loss": (given(metrics={"loss": argosy.accuracy}), "a metric is called 'loss', and the column val_loss has"),
-    "called a list": (given(metrics={"f1,f2": argosy.accuracy}), "a metric has the name 'f1,f2'; it becomes a column"),
+    "called loss": (
+        given(metrics={"loss": argosy.accuracy}),
+        "a metric is named 'loss', but the column val_loss holds",
+    ),
+    "called a list": (
+        given(metrics={"f1,f2": argosy.accuracy}),
+        "the metric name 'f1,f2' cannot be part of a column name",
+    ),
 }
 DATA = {
     "needs arguments": (
@@ -121,22 +130,22 @@ DATA = {
         "Data.arrays is an instance of Tensor; it must be a tuple of tensors",
     ),
     "one array": (holding(train=[1], val_arrays=np.zeros(9)), "Data.val_arrays is an instance of ndarray"),
-    "strings": (holding(arrays=(np.array(["a", "b"]),)), "Data.arrays[0] has dtype <U1; samples are numbers"),
-    "objects": (holding(arrays=(np.array([[], None], object),)), "has dtype object; samples are numbers"),
+    "strings": (holding(arrays=(np.array(["a", "b"]),)), "Data.arrays[0] has dtype <U1, but samples must be numbers"),
+    "objects": (holding(arrays=(np.array([[], None], object),)), "has dtype object, but samples must be numbers"),
     "a number": (
         holding(arrays=(torch.tensor(3),)),
         "Data.arrays[0] is an instance of Tensor; it must be a tensor or an",
     ),
     "lengths": (
         holding(arrays=(torch.zeros(9), [1, 2])),
-        "Data.arrays: its arrays have 9, 2 rows; give all of them the same",
+        "Data.arrays: its arrays have 9, 2 rows; all must have the same",
     ),
     "nothing": (holding(arrays=()), "Data.arrays: its arrays have no rows"),
     "on_device": (
         holding(train=[1], on_device=nn.Flatten),
-        "Data.on_device is the class Flatten; it is called with what",
+        "Data.on_device is the class Flatten; it must be an instance",
     ),
-    "on_error": (holding(train=[1], on_error=None), "Data.on_error is None; it can be 'raise' or 'skip'."),
+    "on_error": (holding(train=[1], on_error=None), "Data.on_error is None; it must be 'raise' or 'skip'."),
 }
 WATCH = "it reports epochs, lr, samples, seconds, steps, train_loss. Name one of these"
 STUDIES = {
@@ -151,10 +160,10 @@ STUDIES = {
     ),
     "nobody": (asked(members=[]), "Study.members is empty; give the study at least one member."),
     "stop": (asked(stop=10), "Study.stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
-    "seed": (asked(seed=True), "Study.seed is True; it must be a whole number (an int) from 0."),
-    "parts": (asked(validations_per_epoch=0.5), "Study.validations_per_epoch is 0.5; it must be a whole number"),
+    "seed": (asked(seed=True), "Study.seed is True; it must be an int of at least 0."),
+    "parts": (asked(validations_per_epoch=0.5), "Study.validations_per_epoch is 0.5; it must be an int"),
     "objective": (asked(objective=3), "Study.objective is 3; it must be the name of a metric."),
-    "mode": (asked(mode="low"), "Study: mode is 'low'; it can be 'min' or 'max'."),
+    "mode": (asked(mode="low"), "Study: mode is 'low'; it must be 'min' or 'max'."),
     "direction": (
         asked(data=arrays(val=True), members=[given(metrics={"score": argosy.accuracy})()], objective="val_score"),
         "Study: the name 'val_score' does not tell whether lower or higher is better; say mode='min' or mode='max'.",

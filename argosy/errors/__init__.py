@@ -94,7 +94,7 @@ class WorkerError(ArgosyError):
 
 
 class DiskError(ArgosyError):
-    """The run directory cannot be written; what is there is untouched."""
+    """The run directory cannot be written to; its contents are untouched."""
 
 
 class CheckpointError(ArgosyError):

@@ -40,26 +40,28 @@ def check_name(name: Any) -> None:
     """Raise StudyError unless this can be a folder's name."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w=+-][\w.=+-]*", name) or ".." in name:
         raise StudyError(
-            f"member name {name!r} becomes a folder: use letters, digits and . _ = + - (no '/', no '..', no leading dot)."
+            f"member name {name!r} cannot be used as a folder name. Use letters, digits and . _ = + - (no '/', no '..', no leading dot)."
         )
     if len(name.encode()) > LONGEST_NAME:
         raise StudyError(
-            f"member name {name[:20]}…{name[-20:]} becomes a folder and has {len(name.encode())} bytes; at most "
-            f"{LONGEST_NAME} are possible. Shorten it, or name fewer axes in a grid."
+            f"member name {name[:20]}…{name[-20:]} has {len(name.encode())} bytes; as a folder name it can have at most "
+            f"{LONGEST_NAME}. Shorten it, or use fewer axes in a grid."
         )
 
 
 def check_whole(what: str, value: Any, *, least: int) -> None:
     """Raise StudyError unless the value is an int of at least `least`; bools are refused."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise StudyError(f"{what} is {shown(value)}; it must be a whole number (an int) from {least}.")
+        raise StudyError(f"{what} is {shown(value)}; it must be an int of at least {least}.")
 
 
 def check_number(what: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
     """Raise StudyError unless the value is a finite number within its bounds."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < least or value <= above:
-        bound = f" above {above:g}" if above > -math.inf else f" from {least:g} up" if least > -math.inf else ""
+        bound = (
+            f" greater than {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
+        )
         raise StudyError(f"{what} is {shown(value)}; it must be a finite number{bound}.")
 
 
@@ -67,26 +69,26 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     """Raise StudyError unless the value is one of these choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
-        raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it can be {', '.join(others)} or {last}.")
+        raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it must be {', '.join(others)} or {last}.")
 
 
 def check_classes(output: Any, target: Any) -> None:
     """Raise StudyError unless these are outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
     if not hasattr(output, "argmax") or not hasattr(target, "shape"):
         raise StudyError(
-            f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; it needs one tensor of each. Give "
-            "a metric that takes the right part: lambda outputs, targets: argosy.accuracy(outputs[0], targets[0])."
+            f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; each must be one tensor. Pass "
+            "a metric that selects the right parts: lambda outputs, targets: argosy.accuracy(outputs[0], targets[0])."
         )
     of_output, of_target = tuple(output.shape), tuple(target.shape)
     if len(of_output) < 2 or of_output[1] == 1:
         raise StudyError(
-            f"accuracy was given outputs of shape {list(of_output)}; it needs one per class, [batch, classes], and one logit may be "
-            "right above 0 or above 0.5. Give a metric: lambda output, target: (output.flatten() > 0) == (target.flatten() > 0.5)."
+            f"accuracy was given outputs of shape {list(of_output)}; it needs one output per class, [batch, classes]. The threshold "
+            "of a single logit may be 0 or 0.5. Pass a metric: lambda output, target: (output.flatten() > 0) == (target.flatten() > 0.5)."
         )
     if of_target != (of_output[0], *of_output[2:]):
         raise StudyError(
             f"accuracy was given outputs of shape {list(of_output)} and targets of shape {list(of_target)}; it needs one class number per "
-            "sample. Give target.flatten() of a column, target.argmax(1) of one-hot targets."
+            "sample. Pass target.flatten() for a column, target.argmax(1) for one-hot targets."
         )
 
 
@@ -100,7 +102,7 @@ def check_built(what: str, value: Any) -> None:
     """Raise StudyError for a class, because calling it would pass an instance's input to the constructor."""
     if isinstance(value, type):
         raise StudyError(
-            f"{what} is the class {value.__name__}; it is called with what it works on, so give an instance: "
+            f"{what} is the class {value.__name__}; it must be an instance, which is then called with its inputs. Pass "
             f"{value.__name__}(...)."
         )
 
@@ -111,7 +113,7 @@ def check_factory(what: str, value: Any, kind: str) -> None:
     if exists or not callable(value):
         raise StudyError(
             f"{what} must be a factory (a class, a function, a functools.partial) that builds {kind}; found "
-            f"{shown(value)}. Each member builds its own, under its own seed: give functools.partial(Class, arguments)."
+            f"{shown(value)}. Each member builds its own, under its own seed: pass functools.partial(Class, arguments)."
         )
 
 
@@ -120,8 +122,8 @@ def check_same_classes(train: Any, val: Any) -> None:
     there, here = _class_names(train), _class_names(val)
     if there and here and there != here:
         raise StudyError(
-            f"Data.val has {len(here)} classes ({_some(here)}) and Data.train {len(there)} ({_some(there)}): the same number would mean another "
-            "class. Give both the same, as with argosy.data.image_folder(..., classes=train.classes)."
+            f"Data.val has {len(here)} classes ({_some(here)}) and Data.train has {len(there)} ({_some(there)}), so the same number would mean "
+            "different classes. Use the same classes for both, for example argosy.data.image_folder(..., classes=train.classes)."
         )
 
 
@@ -158,12 +160,12 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
     """Raise StudyError unless this is a metric (a function or an object with `update` and `compute`) and its name can be a column's."""
     if not isinstance(name, str) or not re.fullmatch(r"[^\s,\"][^,\"\r\n]*", name):
         raise StudyError(
-            f"{owner}: a metric has the name {name!r}; it becomes a column, val_<name>: give it a word without commas, "
-            "quotes and line ends."
+            f"{owner}: the metric name {name!r} cannot be part of a column name, val_<name>. Use a word without commas, "
+            "quotes or line breaks."
         )
     if name == "loss":
         raise StudyError(
-            f"{owner}: a metric is called 'loss', and the column val_loss has the member's own loss; give it another name."
+            f"{owner}: a metric is named 'loss', but the column val_loss holds the member's own loss. Rename the metric."
         )
     if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "compute")):
         raise StudyError(
@@ -177,20 +179,20 @@ def check_indices(what: str, subset: Any) -> None:
         raise StudyError(f"{what} is {shown(subset)}; it must be a list, an array or a tensor of indices.")
     shape = tuple(getattr(subset, "shape", (len(subset),)))
     if len(shape) != 1:
-        raise StudyError(f"{what} has shape {shape}; indices come in one dimension: flatten it.")
+        raise StudyError(f"{what} has shape {shape}; indices must be one-dimensional. Flatten it.")
     if not len(subset):
-        raise StudyError(f"{what} is empty; give the indices of at least one sample, or None for all.")
+        raise StudyError(f"{what} is empty. Pass the indices of at least one sample, or None for all.")
     kinds = [str(subset.dtype).removeprefix("torch.")] if hasattr(subset, "dtype") else _kinds(subset)
     if any(kind.startswith("bool") for kind in kinds):
         raise StudyError(
-            f"{what} is a mask of True and False, which would mean samples 1 and 0; give the indices that it selects: "
-            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+            f"{what} is a mask of True and False, which would be read as samples 1 and 0. Pass the indices that it selects: "
+            "mask.nonzero()[0] for an array, mask.nonzero().flatten() for a tensor."
         )
     if wrong := [kind for kind in kinds if not kind.startswith(("int", "uint"))]:
-        raise StudyError(f"{what} holds values of type {wrong[0]}; give whole numbers, as in subset=[0, 3, 5].")
+        raise StudyError(f"{what} holds values of type {wrong[0]}; indices must be ints, for example subset=[0, 3, 5].")
     least = int(subset.min() if hasattr(subset, "min") else min(subset))
     if least < 0:
-        raise StudyError(f"{what} has the index {least}; give indices from 0, the first sample, up.")
+        raise StudyError(f"{what} has the index {least}; indices must be at least 0 (the first sample).")
 
 
 def check_arrays(what: str, arrays: Any) -> None:
@@ -199,37 +201,37 @@ def check_arrays(what: str, arrays: Any) -> None:
         return
     if not isinstance(arrays, list | tuple):
         raise StudyError(
-            f"{what} is {shown(arrays)}; it must be a tuple of tensors or arrays, one sample being one row of each: "
+            f"{what} is {shown(arrays)}; it must be a tuple of tensors or arrays with one row per sample: "
             "(inputs, targets), or (inputs,)."
         )
     for number, array in enumerate(arrays):
         if not hasattr(array, "__len__") or getattr(array, "shape", (1,)) == ():
             raise StudyError(
-                f"{what}[{number}] is {shown(array)}; it must be a tensor or an array with a row per sample."
+                f"{what}[{number}] is {shown(array)}; it must be a tensor or an array with one row per sample."
             )
         if isinstance(array, tuple) and any(getattr(part, "shape", ()) for part in array):
             raise StudyError(
-                f"{what}[{number}] is a tuple of {len(array)} arrays; one sample is one row of each array. Give the arrays one after "
-                "another, as (images, table, classes), or nest them in the samples of a Dataset: train=."
+                f"{what}[{number}] is a tuple of {len(array)} arrays, but a sample is one row of each array. Pass the arrays one after "
+                "another, for example (images, table, classes), or nest them in the samples of a Dataset: train=."
             )
         check_unmasked(f"{what}[{number}]", array)
         if getattr(getattr(array, "dtype", None), "kind", "f") in "OSU":
             raise StudyError(
-                f"{what}[{number}] has dtype {array.dtype}; samples are numbers: encode strings and objects as such first, "
+                f"{what}[{number}] has dtype {array.dtype}, but samples must be numbers. Encode strings and objects first, "
                 "for example as class numbers."
             )
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) != 1 or 0 in lengths:
         found = ", ".join(map(str, lengths)) or "no"
-        raise StudyError(f"{what}: its arrays have {found} rows; give all of them the same number, above 0.")
+        raise StudyError(f"{what}: its arrays have {found} rows; all must have the same number of rows, at least 1.")
 
 
 def check_unmasked(what: str, array: Any) -> None:
     """Raise StudyError for a masked array."""
     if hasattr(type(array), "filled"):  # a DataFrame has its columns as attributes
         raise StudyError(
-            f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
-            "leave such samples out."
+            f"{what} is a masked array. Tensors have no masks, so the masked values would be trained on. Pass array.filled(value), or "
+            "remove the masked samples."
         )
 
 
@@ -243,18 +245,18 @@ def check_dataset(what: str, dataset: Any) -> None:
     if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
         field = "val_arrays" if what.endswith("val") else "arrays"
         raise StudyError(
-            f"{what} is a tuple of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be {len(shapes)} samples; "
-            f"give the rows as samples, as in Data({field}=(x, y)), or a torch.utils.data.TensorDataset."
+            f"{what} is a tuple of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be read as {len(shapes)} samples. "
+            f"Pass the rows as samples: Data({field}=(x, y)), or a torch.utils.data.TensorDataset."
         )
     if not isinstance(dataset, type) and (is_map_style(dataset) or hasattr(dataset, "__iter__")):
         return
     if hasattr(dataset, "train_dataloader"):
         raise StudyError(
-            f"{what} is {shown(dataset)}, a DataModule, and must be a Dataset. Give one of its own, as Data(train=dm.train, val=dm.val) after "
+            f"{what} is {shown(dataset)}, a DataModule; it must be a Dataset. Pass the DataModule's own: Data(train=dm.train, val=dm.val) after "
             "dm.setup('fit'), or dm.train_dataloader().dataset."
         )
     check_callable(what, dataset, "a Dataset or a function that returns one")
-    check_takes(what, dataset, 0, "a factory without arguments, as functools.partial makes of it, or a Dataset itself")
+    check_takes(what, dataset, 0, "a factory without arguments, for example a functools.partial, or a Dataset")
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -276,18 +278,18 @@ def check_no_loader(what: str, dataset: Any) -> None:
         and hasattr(dataset, "dataset")
     ):
         raise StudyError(
-            f"{what} is a {type(dataset).__name__}, which makes batches, and the stream takes samples. Give its dataset, loader.dataset; batch_size "
-            "belongs to each member."
+            f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass its dataset, loader.dataset, and set "
+            "batch_size on each member."
         )
 
 
 def check_no_iterator(what: str, dataset: Any) -> None:
     """Raise StudyError for an iterator, which only this process can read, and only once."""
     if isinstance(dataset, set | frozenset):
-        raise StudyError(f"{what} is a set, whose order differs from process to process. Give sorted(...).")
+        raise StudyError(f"{what} is a set, whose order differs between processes. Pass sorted(...).")
     if hasattr(dataset, "__next__") and not isinstance(dataset, type):
         raise StudyError(
-            f"{what} is a {type(dataset).__name__}, which can be read once, and by this process alone. Give a function without arguments "
+            f"{what} is a {type(dataset).__name__}, which can be read only once and only by this process. Pass a function without arguments "
             "that returns it, or an object with __iter__."
         )
 

@@ -49,8 +49,8 @@ def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
             f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:SHOWN]))}{', …' if len(rows) > SHOWN else ''}"
         )
         raise StudyError(
-            f"{what} has no value for {len(rows)} of its {len(found)} samples ({named}; counted from 0). Give these a value of "
-            "their own, or leave them out."
+            f"{what} has no value for {len(rows)} of its {len(found)} samples ({named}; counted from 0). Give these samples a "
+            "value of their own, or remove them."
         )
 
 
@@ -59,20 +59,18 @@ def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
-        raise StudyError(
-            f"{what} has rows of unlike lengths; give one value for each sample, in one dimension."
-        ) from None
+        raise StudyError(f"{what} has rows of varying length. Pass one value per sample, in one dimension.") from None
     except TypeError as error:  # a tensor of bfloat16, or a sparse one
         raise StudyError(
-            f"{what} is a {type(values).__name__} that NumPy cannot read: {str(error).rstrip('.')}. Give a list or an array, with one "
-            "value for each sample."
+            f"{what} is a {type(values).__name__} that NumPy cannot read: {str(error).rstrip('.')}. Pass a list or an array with one "
+            "value per sample."
         ) from error
 
 
 def _one_each(what: str, values: Any) -> npt.NDArray[Any]:
     found = rows_of(what, values)
     if found.ndim != 1 or not len(found):
-        raise StudyError(f"{what} has shape {found.shape}; give one value for each sample, in one dimension.")
+        raise StudyError(f"{what} has shape {found.shape}. Pass one value per sample, in one dimension.")
     return found
 
 
@@ -93,8 +91,8 @@ def _check_ordered(what: str, found: npt.NDArray[Any]) -> None:
         ordered = False
     if not ordered:
         raise StudyError(
-            f"{what} has values of the types {_types(found)}, which cannot be compared with each other. Give all of them one type, "
-            "as strings: [str(label) for label in labels]."
+            f"{what} has values of the types {_types(found)}, which cannot be compared with each other. Use one type for all, "
+            "for example strings: [str(label) for label in labels]."
         )
 
 

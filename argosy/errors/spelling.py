@@ -83,16 +83,16 @@ OWNERS = {
 FOR_EXAMPLE = {"stop": "argosy.MaxEpochs(10)", "optimizer": "functools.partial(SGD, lr=0.1)"}
 """Examples for keywords that are numbers in other libraries."""
 WITHOUT = {
-    "shuffle": "every epoch is drawn anew from Study.seed",
-    "collate_fn": "samples are stacked as they are, and those of unlike length are padded by Data(ragged=...)",
-    "callbacks": "rules of argosy.stopping end a member, and trackers= or view= of argosy.train watch a run",
-    "resume": "the same call on the same directory goes on where it was",
-    "resume_from_checkpoint": "the same call on the same directory goes on where it was",
-    "ckpt_path": "the same call on the same directory goes on where it was",
-    "pin_memory": "the stream's memory is pinned where there is a GPU",
-    "sample_weight": "fit of argosy.Classifier and argosy.Regressor takes it; elsewhere a Member.step may have weights in its batches",
-    "class_weight": "a loss has weights of classes, as nn.CrossEntropyLoss(weight=...), and fit of an estimator takes sample_weight",
-    "sampler": "every epoch is drawn anew from Study.seed; choose samples with Member.subset",
+    "shuffle": "the order of every epoch is drawn from Study.seed",
+    "collate_fn": "samples are stacked, and Data(ragged=...) pads samples of varying length",
+    "callbacks": "stopping rules end a member, and trackers= or view= of argosy.train watch a run",
+    "resume": "the same call on the same directory resumes the run",
+    "resume_from_checkpoint": "the same call on the same directory resumes the run",
+    "ckpt_path": "the same call on the same directory resumes the run",
+    "pin_memory": "the stream's memory is pinned if there is a GPU",
+    "sample_weight": "fit of argosy.Classifier and argosy.Regressor accepts it; elsewhere a Member.step can read weights from its batches",
+    "class_weight": "a loss can weight classes, for example nn.CrossEntropyLoss(weight=...), and fit of an estimator accepts sample_weight",
+    "sampler": "the order of every epoch is drawn from Study.seed; choose samples with Member.subset",
 }
 """Keywords without a counterpart, and why none is needed."""
 
@@ -202,9 +202,9 @@ def flag_meant(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -
     names = _counterparts(word)
     found = next((name for name in names if name in flags), None)
     if found is None and word in WITHOUT:
-        return f": {WITHOUT[word]}. Leave it out."
+        return f": {WITHOUT[word]}. Remove it."
     if found is None and (owned := _owned((word, *names), owners)):
-        return f": it is {owned[0]}= of {owned[1]}, in the file{_example(owned[0])}."
+        return f". In the file, set {owned[0]}= of {owned[1]}{_example(owned[0])}."
     found = found or next(iter(near(word, flags)), None)
     return f" (did you mean {flags[found]}?)" if found else ""
 
@@ -227,12 +227,12 @@ def _instead(keyword: str, takes: Collection[str]) -> str:
     same = _counterparts(word)
     for name in same:
         if name in takes:
-            return f": give {name}={_example(name)}"
+            return f". Use {name}={_example(name)}"
     if word in WITHOUT:
-        return f": {WITHOUT[word]}. Leave it out"
+        return f": {WITHOUT[word]}. Remove it"
     if owned := _owned((word, *(() if near(word, takes) else same)), OWNERS):
-        return f": give {owned[0]}= to {owned[1]}"
-    choose = f"give one of {', '.join(takes)}" if takes else "leave it out"
+        return f". Pass {owned[0]}= to {owned[1]}"
+    choose = f"choose one of {', '.join(takes)}" if takes else "remove it"
     return f"{meant(keyword, takes)}; {choose}"
 
 
@@ -248,4 +248,4 @@ def _owned(names: Iterable[str], owners: Mapping[str, str]) -> tuple[str, str] |
 
 
 def _example(name: str) -> str:
-    return f", as in {name}={FOR_EXAMPLE[name]}" if name in FOR_EXAMPLE else ""
+    return f", for example {name}={FOR_EXAMPLE[name]}" if name in FOR_EXAMPLE else ""

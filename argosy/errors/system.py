@@ -12,18 +12,18 @@ __all__ = ["disk_refused", "files_refused", "means_refused", "refusals_told", "r
 
 DISK = {
     errno.ENOSPC: "Free disk space",
-    errno.EDQUOT: "Free disk space, or have your quota raised",
+    errno.EDQUOT: "Free disk space, or ask for a larger quota",
     errno.EFBIG: "Raise the limit on the size of files: ulimit -f unlimited",
-    errno.EROFS: "Mount the disk for writing, or choose another directory",
-    errno.EACCES: "Give yourself the right to write there, or choose another directory",
-    errno.EIO: "The disk fails, dmesg says how: copy the directory to a sound one",
-    errno.ENOENT: "It was removed; put it back, or begin anew in another directory",
+    errno.EROFS: "Mount the disk as writable, or choose another directory",
+    errno.EACCES: "Grant yourself write access there, or choose another directory",
+    errno.EIO: "The disk is failing (see dmesg): copy the directory to a healthy one",
+    errno.ENOENT: "It was removed: restore it, or start over in another directory",
 }
 MEANS = {
     errno.EMFILE: "Allow each process more open files: ulimit -n 4096",
-    errno.ENFILE: "All programs of this machine have too many files open: end some, or raise fs.file-max",
+    errno.ENFILE: "All programs of this machine have too many files open: close some, or raise fs.file-max",
     errno.ENOMEM: "Memory has run out: use fewer devices (--devices cpu:1), fewer --loader-workers or smaller members",
-    errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's limit of pids",
+    errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's pids limit",
 }
 NO_THREAD = "can't start new thread"
 """Python's message for EAGAIN, in a RuntimeError."""
@@ -32,7 +32,7 @@ NO_THREAD = "can't start new thread"
 def disk_refused(error: Exception, what: str) -> DiskError:
     """Return an error that says what could not be done, why, and what fixes it."""
     number = error.errno if isinstance(error, OSError) else None
-    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command resumes the run.")
+    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'Check the disk')}; the same command resumes the run.")
 
 
 def files_refused(error: Exception | None = None) -> OSError | None:
@@ -71,7 +71,7 @@ def refusals_told(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        told: ArgosyError | None = means_refused(error, f"the run in {directory} cannot go on")
+        told: ArgosyError | None = means_refused(error, f"the run in {directory} cannot continue")
         if isinstance(error, OSError) and error.errno in DISK and _concerns(error, directory):
             told = disk_refused(error, f"cannot write in {directory}")
         if told is None:

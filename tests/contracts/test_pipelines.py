@@ -272,7 +272,7 @@ REFUSED = [
     (("--nodes", "2", "--sharing", "multi-broadcast", "--preparing-nodes", "0"), "preparing_nodes is 0; it must be"),
     (("--nodes", "2", "--sharing", "all-shared", "--preparing-nodes", "2"), "preparing_nodes belongs to sharing"),
     (("--nodes", "2", "--preparing-nodes", "1"), "preparing_nodes belongs to sharing"),
-    (("--nodes", "0"), "nodes is 0; it must be a whole number"),
+    (("--nodes", "0"), "nodes is 0; it must be an int"),
     (("--nodes", "2", "--sharing", "none"), "that is policy 'solo'"),
 ]
 

@@ -417,7 +417,7 @@ def test_missing_labels_are_named_by_their_rows(gone: Any) -> None:
 def test_words_of_other_libraries_are_told_what_there_is() -> None:
     with pytest.raises(StudyError, match=r"^argosy.Classifier has no keyword class_weight=: .* sample_weight"):
         argosy.Classifier(class_weight="balanced")
-    with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=: give folds="):
+    with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=. Use folds="):
         argosy.Regressor(n_splits=3)
 
 

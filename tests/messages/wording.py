@@ -9,14 +9,15 @@ FEWEST_WORDS = 7
 NAMED = re.compile(r"'[^']+'|`[^`]+`|\w\.\w|\w=|\d|--\w|\w/\w|\w_\w|[A-Z]\w+[A-Z]")
 """What a message is about: a name in quotes, a file, a field, a flag, a number."""
 VERBS = """
-add ask bind build change check choose clone close convert copy create delete draw encode fix flatten free give import install keep leave let look lower make
-measure fix move omit open pad pass pip plan put raise read remove rename restore retry return run say see set shorten split start tell train try
-undo upgrade use wait wrap write
-augment bind call check compute define exclude increase load omit pass register resize restore resume skip yield
+add allow apply ask augment bind build call change check choose clone close compare compute continue convert copy create declare define
+delete divide draw encode end exclude export fill fix flatten free give grant import include increase install keep leave let load look
+lower make measure mount move number omit open pad pass pip plan point put raise re-create read reduce register remove rename repair
+replace report resize restart restore resume retry return run save say see select set shorten show skip specify split start stop switch
+tell train try undo unset update upgrade use wait wrap write yield
 """
 ADVICE = re.compile(
     rf"(?im)(?:^|[.;:,(]\s|\b(?:or|and|so|then)\s)(?:{'|'.join(VERBS.split())})\b"
-    r"|\b(?:must|can) (?:be|give|return)\b|same command goes on"
+    r"|\b(?:must|can) (?:be|give|have|return)\b|same command resumes"
 )
 """What to do about it: a clause that begins with a verb, or says what a value must be."""
 INTERNAL = re.compile(

@@ -76,12 +76,12 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
         (["--memory-gb", "0"], "give it more than 0"),
         (["--node-devices", "0"], "do not fill nodes of 0"),
         (["--samples", "0"], "give it at least 1"),
-        (["--draws", "0"], "draws is 0; it must be a whole number"),
-        (["--slowdown", "0"], "slowdown is 0.0; it must be a finite number above 0"),
-        (["--gb-per-second", "0"], "bytes_per_second is 0.0; it must be a finite number above 0"),
+        (["--draws", "0"], "draws is 0; it must be an int"),
+        (["--slowdown", "0"], "slowdown is 0.0; it must be a finite number greater than 0"),
+        (["--gb-per-second", "0"], "bytes_per_second is 0.0; it must be a finite number greater than 0"),
         (["--rebalance-seconds", "-1"], "rebalance_seconds is -1.0; it must be a finite number from 0"),
         (["--flotilla-seconds", "-1"], "flotilla_seconds is -1.0; it must be a finite number from 0"),
-        (["--preparation", "0"], "preparation_samples_per_second is 0.0; it must be a finite number above 0"),
+        (["--preparation", "0"], "preparation_samples_per_second is 0.0; it must be a finite number greater than 0"),
     ],
 )
 def test_simulate_refuses_with_what_to_do(tables: Path, changes: list[str], says: str) -> None:

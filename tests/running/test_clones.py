@@ -358,7 +358,7 @@ def test_what_the_table_shows_can_be_set(model: Any) -> None:
         ("model.bias", 1, "model.bias is False and cannot become 1; it must be a bool"),
         ("model.act", 3, "model.act is 'gelu' and cannot become 3; it must be a str"),
         ("model.hidden", None, "model.hidden is 128 and cannot become None; it must be an int"),
-        ("batch_size", 2.5, "batch_size is 2.5; it must be a whole number"),
+        ("batch_size", 2.5, "batch_size is 2.5; it must be an int"),
     ]:
         with pytest.raises(StudyError, match=re.escape(says)):
             cloned(source, **{name: value})

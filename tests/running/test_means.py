@@ -46,7 +46,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
         (MemoryError(), WorkerError, "no memory. Memory has run out"),
         (RuntimeError("can't start new thread"), WorkerError, "can't start new thread. No more processes.*ulimit -u"),
         (OSError(errno.ENOSPC, "No space left on device"), DiskError, "Free disk space"),
-        (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk fails"),
+        (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk is failing"),
     ]
     for error, kind, words in told:
         with pytest.raises(kind, match=words), refusals_told(tmp_path):
@@ -57,7 +57,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
     ):
         with pytest.raises(type(error), match="/data"), refusals_told(tmp_path):
             raise error
-    assert "See to the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
+    assert "Check the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
 
 
 LIMITED = """

@@ -75,7 +75,7 @@ def read_only(small_disk: Path) -> Iterator[Path]:
 
 def test_a_disk_that_cannot_be_written_is_named(read_only: Path) -> None:
     with pytest.raises(
-        DiskError, match=r"Read-only file system.*Mount the disk for writing, or choose another directory"
+        DiskError, match=r"Read-only file system.*Mount the disk as writable, or choose another directory"
     ):
         argosy.train(studies.study(), directory=read_only, launcher="inline")
     with pytest.raises(RunError, match=r"Read-only file system.*Choose another one"):
@@ -218,7 +218,7 @@ def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: py
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    advice = {errno.ENOSPC: "Free disk space", errno.EIO: "The disk fails", errno.EMFILE: "ulimit -n"}[number]
+    advice = {errno.ENOSPC: "Free disk space", errno.EIO: "The disk is failing", errno.EMFILE: "ulimit -n"}[number]
     argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
     before = evidence.results(tmp_path)
     monkeypatch.setattr(settled, "_flush_files", refuse)

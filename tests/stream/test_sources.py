@@ -235,7 +235,7 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(
-        StudyError, match=r"^Data.arrays: its arrays have 3, 4 rows; give all of them the same number, above 0"
+        StudyError, match=r"^Data.arrays: its arrays have 3, 4 rows; all must have the same number of rows, at least 1"
     ):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 
@@ -365,21 +365,21 @@ def numbered() -> Iterator[int]:
 @pytest.mark.parametrize("lines", [numbered(), iter([X]), map(str, [1])], ids=lambda lines: type(lines).__name__)
 def test_what_can_be_read_once_only_is_refused(lines: Any) -> None:
     with pytest.raises(
-        StudyError, match=rf"^Data\.val is a {type(lines).__name__}, which can be read once, and by this process"
+        StudyError,
+        match=rf"^Data\.val is a {type(lines).__name__}, which can be read only once and only by this process",
     ):
         Data(train=studies.Vectors(30), val=lines)
 
 
 def test_a_set_has_no_order() -> None:
-    with pytest.raises(
-        StudyError, match=r"^Data\.train is a set, whose order differs from process to process\. Give sorted"
-    ):
+    with pytest.raises(StudyError, match=r"^Data\.train is a set, whose order differs between processes\. Pass sorted"):
         Data(train={"a", "b"})
 
 
 def test_the_dataset_of_a_loader_is_asked_for() -> None:
     with pytest.raises(
-        StudyError, match=r"is a DataLoader, which makes batches, .*\. Give its dataset, loader.dataset; batch_size"
+        StudyError,
+        match=r"is a DataLoader, which makes batches, .*\. Pass its dataset, loader.dataset, and set batch_size",
     ):
         Data(train=DataLoader(studies.Vectors(30)))
 

@@ -391,7 +391,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
             tune(tmp_path / "run", **{"n_trials": 2, **rest})
 
     refused(
-        r"scheduler is 'hyper' \(did you mean 'hyperband'\?\); it can be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'",
+        r"scheduler is 'hyper' \(did you mean 'hyperband'\?\); it must be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'",
         scheduler="hyper",
     )
     refused(
@@ -406,14 +406,14 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("parameters must be numbers, strings, bools or None; found none at all", space=lambda trial: None)
     refused("'lr' has infinitely many values. Set step=", scheduler="grid")
     refused("'grid' needs a space of named distributions", scheduler="grid", space=lambda trial: None)
-    refused(r"eta is 1; it must be a whole number \(an int\) from 2", eta=1)
-    refused("eta is None; it must be a whole number", eta=None)
-    refused("n_trials is True; it must be a whole number", n_trials=True)
-    refused("seed is -1; it must be a whole number", seed=-1)
-    refused("max_epochs is 0; it must be a finite number above 0", max_epochs=0)
-    refused("max_epochs is inf; it must be a finite number above 0", max_epochs=math.inf)
+    refused(r"eta is 1; it must be an int of at least 2", eta=1)
+    refused("eta is None; it must be an int", eta=None)
+    refused("n_trials is True; it must be an int", n_trials=True)
+    refused("seed is -1; it must be an int", seed=-1)
+    refused("max_epochs is 0; it must be a finite number greater than 0", max_epochs=0)
+    refused("max_epochs is inf; it must be a finite number greater than 0", max_epochs=math.inf)
     refused("data is an instance of tuple; it must be an argosy.Data", data=(DATA, DATA))
-    refused("Search: mode is 'maximize'; it can be 'min' or 'max'", mode="maximize")
+    refused("Search: mode is 'maximize'; it must be 'min' or 'max'", mode="maximize")
     refused("Search: the name 'val_score' does not tell whether lower or higher is better", objective="val_score")
     refused("objective is an instance of function; it must be the name of a metric", objective=argosy.accuracy)
     refused("does not report the objective 'val_f1'", objective="val_f1")
