@@ -135,7 +135,9 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module(f"argosy.{home}"), name)
         except ModuleNotFoundError as error:
             if name in ESTIMATORS and (error.name or "").partition(".")[0] == "sklearn":
-                raise ImportError(f"argosy.{name} needs scikit-learn: pip install 'argosy[sklearn]'.") from error
+                raise ImportError(
+                    f"argosy.{name} needs scikit-learn. Install it: pip install 'argosy[sklearn]'."
+                ) from error
             raise
     from argosy.errors.spelling import meant  # imports inspect, which no command waits for
 

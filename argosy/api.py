@@ -71,7 +71,9 @@ def ray_cluster(address: str | None = None) -> Launcher:
     try:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
     except ModuleNotFoundError as error:
-        raise RunError("launcher ray needs Ray, which is not installed: pip install 'argosy[ray]'.") from error
+        raise RunError(
+            "launcher 'ray' needs Ray, which is not installed. Install it: pip install 'argosy[ray]'."
+        ) from error
     return Ray(address=address)
 
 
@@ -177,8 +179,8 @@ def _launcher(launcher: Launcher | str) -> Launcher:
         return launcher
     if launcher not in LAUNCHERS:
         raise RunError(
-            f"there is no launcher {launcher!r}{meant(launcher, LAUNCHERS)}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Without "
-            "Ray, over several hosts a study is run by its command, as srun argosy run study.py."
+            f"unknown launcher {launcher!r}{meant(launcher, LAUNCHERS)}; choose one of {', '.join(LAUNCHERS)}, or pass your own object. To use several "
+            "hosts without Ray, run the study by command, for example srun argosy run study.py."
         )
     return LAUNCHERS[launcher]()
 
@@ -188,7 +190,7 @@ def _watching(view: View | None, *, progress: bool) -> View | None:
         return view
     if view is not None:
         raise StudyError(
-            "a run was given view= and progress=True, and one of them can watch it; leave one of them out."
+            "view= and progress=True were both given, but only one of them can watch a run. Remove one of them."
         )
     return progress_bar()
 
@@ -300,8 +302,8 @@ def tune(
     """
     if not isinstance(fresh, bool):
         raise StudyError(
-            f"fresh is {fresh!r}; of a search it must be True or False, as True begins the whole search anew. Give it so, or leave it "
-            "out: trials cannot begin anew one by one."
+            f"fresh is {fresh!r}; for a search it must be True or False, where True starts the whole search over. Single trials "
+            "cannot start over."
         )
     asked: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
     search = Search(
@@ -348,12 +350,10 @@ def run_search(
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     if settings.retry_failed:
-        raise StudyError(
-            "retry_failed belongs to argosy.train: a trial that failed is a failed trial of its search. Leave it out."
-        )
+        raise StudyError("retry_failed is only for argosy.train: a search keeps a failed trial as failed. Remove it.")
     if search.packs != "planned" and settings.policy != "balanced":
         raise StudyError(
-            f"packs={search.packs!r} decides which trials train together, and so does policy={settings.policy!r}; give one of them."
+            f"packs={search.packs!r} decides which trials train together, but so does policy={settings.policy!r}. Set only one of them."
         )
     directory = directory.absolute()  # the user's code may change the working directory
     with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
@@ -453,7 +453,7 @@ def forecast_cluster(
     if profiles is not None and len(carried) < len(names):
         missing = sorted(names - {known.member for known in carried})
         raise PlanError(
-            f"the profiles lack {', '.join(map(repr, missing))}; measure all members with `argosy profile`."
+            f"the profiles do not include {', '.join(map(repr, missing))}. Measure all members with `argosy profile`."
         )
     core = costs.preparation_seconds_per_sample
     most = usable_cores()

@@ -24,7 +24,9 @@ class EMA:
     def __post_init__(self) -> None:
         check_number("EMA: decay", self.decay, above=0)
         if self.decay >= 1:
-            raise StudyError(f"EMA: decay is {self.decay}; it must be below 1, as 0.999, or the average never moves.")
+            raise StudyError(
+                f"EMA: decay is {self.decay}; it must be less than 1, for example 0.999, because otherwise the average never moves."
+            )
 
 
 @known_keywords("argosy.SWA")

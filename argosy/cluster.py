@@ -25,7 +25,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
-            raise PlanError(f"device {self.name!r} has {self.memory_bytes} bytes of memory; give it more than 0.")
+            raise PlanError(f"device {self.name!r} has {self.memory_bytes} bytes of memory; it must be greater than 0.")
 
     @property
     def torch_name(self) -> str:
@@ -52,9 +52,11 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
         if not names:
-            raise PlanError("the cluster has no device; give it one, as in --devices cpu:1 or --devices cuda:0.")
+            raise PlanError(
+                "the cluster has no device. Choose at least one, for example --devices cpu:1 or --devices cuda:0."
+            )
         if len(set(names)) != len(names):
-            raise PlanError(f"the cluster's devices are named {_listing(sorted(names))}; give each a name of its own.")
+            raise PlanError(f"the cluster's devices are named {_listing(sorted(names))}. Give each a unique name.")
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
@@ -66,7 +68,7 @@ class Cluster:
         found = _SHORTHAND.fullmatch(text.strip())
         if not found or not int(found[1]) or not int(found[2]):
             raise PlanError(
-                f"cannot read the cluster {text!r}; write nodes x devices per node x memory per device, as in 2x4x80GB."
+                f"cannot read the cluster {text!r}. Write nodes x devices per node x memory per device, for example 2x4x80GB."
             )
         memory = int(float(found[3]) * _UNIT_BYTES[found[4]])
         return cls.uniform(nodes=int(found[1]), node_devices=int(found[2]), memory_bytes=memory, kind=kind, cores=cores)
@@ -112,7 +114,9 @@ class Cluster:
         for device in self.devices:
             if device.name == name:
                 return device
-        raise PlanError(f"no device {name!r} in this cluster; choose one of {_listing(d.name for d in self.devices)}.")
+        raise PlanError(
+            f"unknown device {name!r} in this cluster; choose one of {_listing(d.name for d in self.devices)}."
+        )
 
 
 def _listing(names: Iterable[str]) -> str:

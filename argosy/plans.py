@@ -34,7 +34,7 @@ class Placement:
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) != len(self.devices):
             raise PlanError(
-                f"member {self.member!r} is placed on the devices {self.devices}; give it at least one, each once."
+                f"member {self.member!r} is placed on the devices {self.devices}. Give it at least one, and each only once."
             )
         if self.shares and (
             len(self.shares) != len(self.devices)
@@ -42,17 +42,17 @@ class Placement:
             or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6)
         ):
             raise PlanError(
-                f"member {self.member!r} is placed with shares {self.shares}; give one above 0 a device, of sum 1."
+                f"member {self.member!r} is placed with shares {self.shares}. Give one share greater than 0 per device, with a sum of 1."
             )
         if self.device_seconds and len(self.device_seconds) != len(self.devices):
             raise PlanError(
                 f"member {self.member!r} is placed on {len(self.devices)} device(s) with device_seconds "
-                f"{self.device_seconds}; give one number a device."
+                f"{self.device_seconds}. Give one number per device."
             )
         if not all(seconds > 0 for seconds in (self.seconds_per_sample, *self.device_seconds)):
             raise PlanError(
-                f"member {self.member!r} is placed for {self.seconds_per_sample} s a sample ({self.device_seconds} by device); give "
-                "times above 0."
+                f"member {self.member!r} is placed with {self.seconds_per_sample} s per sample ({self.device_seconds} by device); times "
+                "must be greater than 0."
             )
 
     @classmethod
@@ -121,7 +121,7 @@ class Flotilla:
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]
         if not members or len(set(members)) != len(members):
-            raise PlanError(f"a flotilla has the members {members}; give it at least one, each once.")
+            raise PlanError(f"a flotilla has the members {members}. Give it at least one, and each only once.")
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -181,10 +181,10 @@ class Plan:
     def __post_init__(self) -> None:
         devices = [device for flotilla in self.flotillas for device in flotilla.devices]
         if len(set(devices)) != len(devices):
-            raise PlanError(f"flotillas at the same time have the devices {devices}; give each device to one of them.")
+            raise PlanError(f"concurrent flotillas have the devices {devices}. Give each device to only one flotilla.")
         members = [*self.waiting, *(member for flotilla in self.flotillas for member in flotilla.members)]
         if len(set(members)) != len(members):
-            raise PlanError(f"a plan has the members {sorted(members)}; let each be in one flotilla, or wait.")
+            raise PlanError(f"a plan has the members {sorted(members)}. Put each in one flotilla, or let it wait.")
 
     @classmethod
     def of(
@@ -224,7 +224,7 @@ class Plan:
         try:
             plan: Plan = conforming(value, cls, "it")
         except ValueError as error:
-            raise PlanError(f"{str(value)[:40]!r} is no plan: {error}. Plan again.") from error
+            raise PlanError(f"{str(value)[:40]!r} is not a plan: {error}. Plan again.") from error
         return plan
 
     def __str__(self) -> str:
@@ -252,17 +252,17 @@ def _check_placement(placement: Placement, profiles: Mapping[str, Profile], devi
     profile = profiles.get(placement.member)
     unknown = [name for name in placement.devices if name not in devices]
     if profile is None or unknown:
-        missing = f"the devices {', '.join(unknown)}" if unknown else "a profile of the member"
-        raise PlanError(f"member {placement.member!r} is placed where {missing} cannot be found. Plan again.")
+        missing = f"unknown devices {', '.join(unknown)}" if unknown else "it has no profile"
+        raise PlanError(f"member {placement.member!r} cannot be placed: {missing}. Plan again.")
     if placement.is_split and not profile.splittable:
         raise PlanError(
-            f"member {placement.member!r} is split over {', '.join(placement.devices)}; its profile says that it may not "
-            "be. Plan again with these profiles."
+            f"member {placement.member!r} is split over {', '.join(placement.devices)}; its profile does not "
+            "allow that. Plan again with these profiles."
         )
     for name in placement.devices:
         wanted = profile.shard_seconds(len(placement.devices), placement.share(name))
         if not math.isclose(placement.seconds_on(name), wanted, rel_tol=1e-6, abs_tol=_TOLERANCE):
             raise PlanError(
-                f"member {placement.member!r} is placed on {name!r} for {placement.seconds_on(name):.3g} s a sample; its "
+                f"member {placement.member!r} is placed on {name!r} for {placement.seconds_on(name):.3g} s per sample; its "
                 f"profile says {wanted:.3g} s. Plan again with these profiles."
             )

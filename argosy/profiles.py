@@ -43,8 +43,8 @@ class ShardCost:
     def __post_init__(self) -> None:
         if self.fixed_seconds < 0 or self.proportional_seconds <= 0:
             raise PlanError(
-                f"a shard has fixed_seconds {self.fixed_seconds} and proportional_seconds {self.proportional_seconds}; give "
-                "0 or more of the first, more than 0 of the second."
+                f"a shard has fixed_seconds {self.fixed_seconds} and proportional_seconds {self.proportional_seconds}; the first "
+                "must be at least 0, the second greater than 0."
             )
 
 
@@ -76,12 +76,12 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):
             raise PlanError(
-                f"profile of {self.member!r}: rates must be positive, found {self.samples_per_second}; measure it again."
+                f"profile of {self.member!r}: rates must be positive; found {self.samples_per_second}. Measure it again."
             )
         if not 0 <= self.activation_bytes <= self.memory_bytes or self.state_bytes < 0 or self.node_devices < 1:
             raise PlanError(
-                f"profile of {self.member!r} has impossible sizes: activations of {self.activation_bytes} bytes in a memory of "
-                f"{self.memory_bytes}, a state of {self.state_bytes}, nodes of {self.node_devices} devices; measure it again."
+                f"profile of {self.member!r} has impossible sizes: {self.activation_bytes} bytes of activations in a memory of "
+                f"{self.memory_bytes}, {self.state_bytes} of state, nodes of {self.node_devices} devices. Measure it again."
             )
 
     @property
@@ -162,7 +162,7 @@ class Profile:
         try:
             profile: Profile = conforming(value, cls, "it")
         except ValueError as error:
-            raise PlanError(f"{str(value)[:40]!r} is no profile: {error}. Measure it again.") from error
+            raise PlanError(f"{str(value)[:40]!r} is not a profile: {error}. Measure it again.") from error
         return profile
 
 
@@ -210,7 +210,7 @@ class PreparationRates:
     def __post_init__(self) -> None:
         cores = [count for count, _ in self.samples_per_second]
         if not cores or cores != sorted(set(cores)) or min(cores) < 1:
-            raise PlanError(f"preparation rates are given for {cores} cores; give them in rising order, from 1 on.")
+            raise PlanError(f"preparation rates are given for {cores} cores. Give them in increasing order, from 1.")
 
     def rate(self, cores: int) -> float:
         """Return the samples per second on that many cores: linear between measurements, flat beyond the last."""
@@ -235,7 +235,7 @@ def load_profiles(path: Path) -> tuple[Profile, ...]:
         return found["profiles"]
     except (OSError, ValueError) as error:
         raise PlanError(
-            f"cannot read profiles from {path} ({error}); write them with `argosy profile --out`."
+            f"cannot read profiles from {path} ({error}). Write them with `argosy profile --out`."
         ) from error
 
 

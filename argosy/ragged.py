@@ -37,7 +37,7 @@ class Ragged:
         check_number("Ragged.pad", self.pad)
         if self.mask is not None and not isinstance(self.mask, str):
             raise StudyError(
-                f"Ragged.mask is {shown(self.mask)}; it must be the name of an entry, as 'attention_mask'."
+                f"Ragged.mask is {shown(self.mask)}; it must be the name of an entry, for example 'attention_mask'."
             )
 
 
@@ -46,8 +46,8 @@ def check_ragged(ragged: Any) -> int:
     found = list(_ragged_in(ragged, named=False))
     if not found:
         raise StudyError(
-            "Data.ragged has no argosy.Ragged. Build it as a sample is, with argosy.Ragged(max_length) in place of what is of unlike length, "
-            "or leave it out."
+            "Data.ragged has no argosy.Ragged. Give it the structure of a sample, with argosy.Ragged(max_length) for each tensor of varying length, "
+            "or remove it."
         )
     return max(one.max_length for one in found)
 
@@ -58,7 +58,7 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
         for one in ragged.values():
             if isinstance(one, Ragged) and one.mask in ragged:
                 raise StudyError(
-                    f"Data.ragged: {one.mask!r} is to be a mask, and is given by itself as well. Leave one of them out."
+                    f"Data.ragged: {one.mask!r} is declared as a mask and also has its own entry. Remove one of them."
                 )
             yield from _ragged_in(one, named=True)
     elif isinstance(ragged, tuple | list):
@@ -67,12 +67,12 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
     elif isinstance(ragged, Ragged):
         if ragged.mask is not None and not named:
             raise StudyError(
-                f"Data.ragged: the mask {ragged.mask!r} is another entry of a dict, and the sample has no names there. Let samples be dicts, "
-                "or leave out mask= and let the network compare with the padding."
+                f"Data.ragged: the mask {ragged.mask!r} is added as an entry of a dict, but the sample is not a dict there. Return dicts as samples, "
+                "or remove mask= and let the network compare with the padding."
             )
         yield ragged
     elif ragged is not None:
         raise StudyError(
-            f"Data.ragged has {shown(ragged)} in it. Give argosy.Ragged(max_length) for what is of unlike length, "
+            f"Data.ragged contains {shown(ragged)}. Use argosy.Ragged(max_length) for tensors of varying length, "
             "or None."
         )

@@ -115,23 +115,23 @@ class Settings:
         self._check_numbers()
         if self.sharing == "none" and self.policy != "solo":
             raise StudyError(
-                "sharing 'none' gives every member a pipeline of its own; that is policy 'solo', and policy is "
-                f"{self.policy!r}. Choose 'solo', or another way of sharing."
+                "sharing 'none' gives every member its own pipeline, which needs policy 'solo', but policy is "
+                f"{self.policy!r}. Choose policy 'solo', or another value of sharing."
             )
         if self.compile and (self.numerics == "exact" or self.packing != "auto"):
             found = "numerics 'exact'" if self.numerics == "exact" else f"packing {self.packing!r}"
             raise StudyError(
-                f"compile is for programs that differ from a plain loop by rounding and are chosen by their time; found {found}. "
-                "Leave out one of them."
+                f"compile needs programs that may differ from a plain loop by rounding and are chosen by measured time; found {found}. "
+                "Remove one of them."
             )
         if self.preparing_nodes is not None and not self.sharing.endswith("broadcast"):
             raise StudyError(
-                f"preparing_nodes belongs to sharing single-broadcast and multi-broadcast; found {self.sharing!r}. Choose "
-                "one of these, or leave it out."
+                f"preparing_nodes needs sharing 'single-broadcast' or 'multi-broadcast'; found {self.sharing!r}. Choose "
+                "one of these, or remove preparing_nodes."
             )
         if self.preparing_nodes is not None and self.preparing_nodes > self.nodes:
             raise StudyError(
-                f"preparing_nodes is {self.preparing_nodes}; there are {self.nodes} nodes (--nodes). Give at most as many."
+                f"preparing_nodes is {self.preparing_nodes}, but there are {self.nodes} nodes (--nodes). Reduce preparing_nodes."
             )
 
     def _check_numbers(self) -> None:
@@ -141,7 +141,7 @@ class Settings:
                 check_whole(name, value, least=least)
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:
-                raise StudyError(f"{name} is {getattr(self, name)}; a run can have up to {most}. Give at most as many.")
+                raise StudyError(f"{name} is {getattr(self, name)}; a run can have at most {most}. Reduce it.")
         check_number("checkpoint_seconds", self.checkpoint_seconds, least=0.0)
         # With 0 seconds every worker would count as lost at once.
         check_number("hang_seconds", self.hang_seconds, above=0.0)
@@ -151,4 +151,4 @@ class Settings:
 
 def _check_command(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value.strip() or "\0" in value):
-        raise StudyError(f"{name} is {shown(value)}; it must be a command of the shell, as in {name}='./notify.sh'.")
+        raise StudyError(f"{name} is {shown(value)}; it must be a shell command, for example {name}='./notify.sh'.")

@@ -199,7 +199,7 @@ class Plateau(Stop):
     def reason(self, history: History) -> str | None:
         """Return a reason when the metric has not improved for `patience` sections."""
         since = self._since(history)
-        return f"no better {self.metric} for {since} sections" if since >= self.patience else None
+        return f"{self.metric} has not improved for {since} sections" if since >= self.patience else None
 
     @property
     def watches(self) -> frozenset[str]:
@@ -289,8 +289,8 @@ class EnsemblePlateau:
         check_number("EnsemblePlateau: holdout", self.holdout, least=0)
         if self.holdout > LARGEST_HOLDOUT:
             raise StudyError(
-                f"EnsemblePlateau: holdout is {self.holdout}; it must be at most {LARGEST_HOLDOUT}, or too few samples are left to "
-                "choose on."
+                f"EnsemblePlateau: holdout is {self.holdout}; it must be at most {LARGEST_HOLDOUT}, because too few samples would be left to "
+                "select on."
             )
         check_number("EnsemblePlateau: min_delta", self.min_delta, least=0)
         check_whole("EnsemblePlateau: snapshot_bytes", self.snapshot_bytes, least=0)
@@ -367,7 +367,7 @@ def check_rule(what: str, rule: Any) -> None:
     """Raise StudyError unless the value is a stopping rule."""
     if isinstance(rule, EnsemblePlateau):
         raise StudyError(
-            f"{what} is an EnsemblePlateau, which ends members by what the others are; give it as Study(ensemble=...)."
+            f"{what} is an EnsemblePlateau, which stops members by comparing all of them. Set it as Study(ensemble=...)."
         )
     if not isinstance(rule, Stop):
         raise StudyError(f"{what} is {shown(rule)}; it must be a stopping rule, such as MaxEpochs(10).")
@@ -387,7 +387,7 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
         tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
         fixed = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
         raise StudyError(
-            f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'"
+            f"{owner}: the name {metric!r} does not show whether lower or higher is better; set mode='min' or mode='max'"
             f"{fixed and f', or fix the name{fixed}'}."
         )
     return "min" if lower else "max"
@@ -420,6 +420,6 @@ def _check_found(found: bool, history: History, metric: str) -> None:
     """
     if history and not found and not metric.startswith("val_"):
         raise StudyError(
-            f"a stopping rule watches {metric!r}, which this member does not report; choose one of "
+            f"a stopping rule watches {metric!r}, which this member does not report. Choose one of "
             f"{', '.join(sorted(history[-1]))}, or add it to the member's metrics."
         )

@@ -39,11 +39,11 @@ OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Columns of a history row other than a member's losses and metrics."""
 LARGEST_SEED = 2**63
 CALLS = {
-    "model": (0, "a factory without arguments, as functools.partial(Class, width=64)"),
-    "optimizer": (1, "a factory: parameters -> optimizer, as functools.partial(SGD, lr=0.1)"),
+    "model": (0, "a factory without arguments, for example functools.partial(Class, width=64)"),
+    "optimizer": (1, "a factory: parameters -> optimizer, for example functools.partial(SGD, lr=0.1)"),
     "optimizers": (1, "a factory: network -> optimizers by name"),
-    "loss": (2, "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours"),
-    "schedule": (1, "a factory: optimizer -> scheduler, as functools.partial(StepLR, step_size=10)"),
+    "loss": (2, "a function: (output, target) -> losses, such as nn.CrossEntropyLoss() or your own"),
+    "schedule": (1, "a factory: optimizer -> scheduler, for example functools.partial(StepLR, step_size=10)"),
     "augment": (1, "a function: batch -> batch"),
     "step": (2, "a function: (model, batch) -> loss"),
     "validate": (2, "a function: (model, batch) -> loss"),
@@ -118,9 +118,9 @@ class Data:
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.arrays is None):
-            raise StudyError("Data needs training samples once: give either train= or arrays=.")
+            raise StudyError("Data needs training samples exactly once. Pass either train= or arrays=.")
         if self.val is not None and self.val_arrays is not None:
-            raise StudyError("Data has validation samples twice: give either val= or val_arrays=.")
+            raise StudyError("Data has validation samples twice. Pass either val= or val_arrays=.")
         for name in ("train", "val"):
             check_dataset(f"Data.{name}", getattr(self, name))
         check_same_classes(self.train, self.val)
@@ -135,13 +135,13 @@ class Data:
             check_takes("Data.then", self.then, 1, "a function: sample -> sample")
             if self.train is None:
                 raise StudyError(
-                    "Data.then works on samples of a Dataset, and Data has arrays=; let members augment= them."
+                    "Data.then transforms samples of a Dataset, but Data has arrays=. Use augment= of the members."
                 )
         if self.ragged is not None:
             check_ragged(self.ragged)
             if self.train is None or self.val_arrays is not None:
                 raise StudyError(
-                    "Data.ragged is for samples of a Dataset, and Data has arrays, of which all rows have one shape. Give train= and val=."
+                    "Data.ragged is for samples of a Dataset, but Data has arrays, whose rows all have one shape. Pass train= and val=."
                 )
         if not isinstance(self.keep, bool):
             raise StudyError(f"Data.keep is {shown(self.keep)}; it must be True or False.")
@@ -330,19 +330,19 @@ class Study:
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, Data):
-            raise StudyError(f"Study.data is {shown(self.data)}; it must be an argosy.Data, as Data(train=dataset).")
+            raise StudyError(
+                f"Study.data is {shown(self.data)}; it must be an argosy.Data, for example Data(train=dataset)."
+            )
         object.__setattr__(self, "members", _members(self.members))
         object.__setattr__(self, "objective", self.objective or ("val_loss" if self.data.has_val else "train_loss"))
         object.__setattr__(self, "_by_name", {member.name: member for member in self.members})
         twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
-            raise StudyError(
-                f"Study.members has names that are found twice: {', '.join(twice)}; give each member its own."
-            )
+            raise StudyError(f"Study.members has duplicate names: {', '.join(twice)}. Give each member a unique name.")
         if both := [name for name in _repeated(self.members) if name in self._by_name]:
             raise StudyError(
-                f"Study.members has a member {both[0]!r} beside members that repeat {both[0]!r}, and a report could not tell which of the two "
-                "is meant. Give one of them another name."
+                f"Study.members has a member {both[0]!r} and members that repeat {both[0]!r}, so a report could not tell the two "
+                "apart. Rename one of them."
             )
         check_whole("Study.seed", self.seed, least=0)
         check_whole("Study.validations_per_epoch", self.validations_per_epoch, least=1)
@@ -359,8 +359,8 @@ class Study:
             raise StudyError(f"Study.objective is {shown(self.objective)}; it must be the name of a metric.")
         if self.objective.startswith("val_") and not self.data.has_val:
             raise StudyError(
-                f"the objective {self.objective!r} needs validation data, and Data has none: "
-                "give val= (or val_arrays=), or choose objective='train_loss'."
+                f"the objective {self.objective!r} needs validation data, but Data has none. "
+                "Pass val= (or val_arrays=), or choose objective='train_loss'."
             )
 
     def _check_member(self, member: Member) -> None:
@@ -376,57 +376,57 @@ class Study:
         if unknown := sorted(self.stop_of(member).watches - reported - OTHER_COLUMNS):
             raise StudyError(
                 f"member {member.name!r}: its stopping rule watches {unknown[0]!r}"
-                f"{meant(unknown[0], _of_its_split(unknown[0], reported | OTHER_COLUMNS))}, and it reports "
-                f"{', '.join(sorted(reported | OTHER_COLUMNS))}. Name one of these, or add it to the member's metrics"
-                f"{'' if self.data.has_val else '; what begins with val_ needs validation data'}."
+                f"{meant(unknown[0], _of_its_split(unknown[0], reported | OTHER_COLUMNS))}, but it reports "
+                f"{', '.join(sorted(reported | OTHER_COLUMNS))}. Choose one of these, or add it to the member's metrics"
+                f"{'' if self.data.has_val else '; names with val_ need validation data'}."
             )
         if member.val_subset is not None and not self.data.has_val:
             raise StudyError(
-                f"member {member.name!r} has a val_subset, and Data has no validation data: give val= (or val_arrays=), "
-                "or leave it out."
+                f"member {member.name!r} has a val_subset, but Data has no validation data. Pass val= (or val_arrays=), "
+                "or remove val_subset."
             )
         if member.average is not None and not self.objective.startswith("val_"):
             raise StudyError(
-                f"member {member.name!r} has an average, and the objective {self.objective!r} cannot choose between averaged and raw "
-                "weights: give an objective of validation, as val_loss, and val= (or val_arrays=), or leave out average."
+                f"member {member.name!r} has an average, but the objective {self.objective!r} cannot choose between averaged and raw "
+                "weights. Set a validation objective, such as val_loss, and val= (or val_arrays=), or remove average."
             )
         most = self.stop_of(member).max_epochs
         if isinstance(member.average, SWA) and most is not None and most < member.average.from_epoch:
             raise StudyError(
-                f"member {member.name!r}: average={member.average} begins at the end of epoch {member.average.from_epoch}, and its stopping rule "
-                f"ends it after {most:g}, so there would be no average. Let it begin earlier, or give more epochs."
+                f"member {member.name!r}: average={member.average} starts at the end of epoch {member.average.from_epoch}, but its stopping rule "
+                f"ends it after {most:g} epochs, so nothing would be averaged. Start the average earlier, or train longer."
             )
         if member.optimizers is not None and member.validate is None and self.data.has_val:
             raise StudyError(
-                f"member {member.name!r} moves the weights in its step, which validation must not: give it "
+                f"member {member.name!r} updates the weights in its step, which validation must not do. Set "
                 "validate=, (model, batch) -> loss."
             )
 
     def _check_ensemble(self, rule: Any) -> None:
         if not isinstance(rule, EnsemblePlateau):
             raise StudyError(
-                f"Study.ensemble is {shown(rule)}; it must be an argosy.EnsemblePlateau, as EnsemblePlateau(patience=5)."
+                f"Study.ensemble is {shown(rule)}; it must be an argosy.EnsemblePlateau, for example EnsemblePlateau(patience=5)."
             )
         if not self.data.has_val:
             raise StudyError(
-                "Study.ensemble chooses by validation samples, and Data has none: give val= (or val_arrays=), or leave it out."
+                "Study.ensemble needs validation samples, but Data has none. Pass val= (or val_arrays=), or remove ensemble."
             )
         if self.data.ragged is not None:
             raise StudyError(
-                "Study.ensemble compares members sample by sample, and batches of Data.ragged, cut by length, put them into an order of "
-                "each member's own. Leave one of the two out."
+                "Study.ensemble compares members sample by sample, but Data.ragged batches samples by length, in a different "
+                "order for each member. Remove one of the two."
             )
         first = self.members[0]
         for member in self.members:
             if _listed(member.val_subset) != _listed(first.val_subset):
                 raise StudyError(
-                    f"members {first.name!r} and {member.name!r} are validated on samples of their own, and Study.ensemble needs the same "
-                    "for all: give them one val_subset, or none."
+                    f"members {first.name!r} and {member.name!r} are validated on different samples, but Study.ensemble needs the same "
+                    "for all. Give all members the same val_subset, or none."
                 )
             if member.step is not None:
                 raise StudyError(
-                    f"member {member.name!r} has a step of its own, and Study.ensemble needs networks whose outputs and targets a loss "
-                    "compares, as (output, target) -> loss. Give it loss= instead, or leave out ensemble."
+                    f"member {member.name!r} has its own step, but Study.ensemble needs a loss that compares the network's outputs with "
+                    "targets, (output, target) -> loss. Set loss= instead of step=, or remove ensemble."
                 )
 
     def _check_tokens(self, member: Member) -> None:
@@ -434,13 +434,13 @@ class Study:
             return
         if self.data.ragged is None:
             raise StudyError(
-                f"member {member.name!r} has batch_tokens, and all samples are of one length: leave it out, or declare in Data.ragged what is "
-                "of unlike length."
+                f"member {member.name!r} has batch_tokens, but all samples have the same length. Remove batch_tokens, or declare tensors of varying "
+                "length in Data.ragged."
             )
         if member.batch_tokens < (longest := check_ragged(self.data.ragged)):
             raise StudyError(
-                f"member {member.name!r}: batch_tokens is {member.batch_tokens}, and Data.ragged allows a sample of {longest}, which would fit "
-                "in no batch. Give at least as many."
+                f"member {member.name!r}: batch_tokens is {member.batch_tokens}, but Data.ragged allows a sample of {longest}, which would not fit "
+                "in any batch. Increase batch_tokens."
             )
 
     def member(self, name: str) -> Member:
@@ -484,13 +484,11 @@ def _check_outer_scalars(member: Member) -> None:
         for name, value in outside.scalars.items():
             if repr(now.get(name, value)) != repr(value):
                 otherwise = (
-                    "with a copy of the settings, as copy.deepcopy makes one"
-                    if "." in name
-                    else f"as a default, {name}={name}"
+                    "a copy of the settings (copy.deepcopy)" if "." in name else f"a default argument {name}={name}"
                 )
                 raise StudyError(
-                    f"member {member.name!r}: its {part} reads {name} when it is called, and that is {now[name]!r} by now; it was {value!r} when "
-                    f"the member was made. Give it with the function, as functools.partial(SGD, lr=lr), or {otherwise}."
+                    f"member {member.name!r}: its {part} reads the variable {name} when it is called. {name} was {value!r} when the member was "
+                    f"created and is {now[name]!r} now. Bind it: functools.partial(SGD, lr=lr), or {otherwise}."
                 )
 
 
@@ -503,9 +501,9 @@ def doubts_of(members: Sequence[Member]) -> list[str]:
             for name, (settings, held) in outside.settings.items():
                 first, before = seen.setdefault(id(settings), (member, held))
                 found += [
-                    f"members {first.name!r} and {member.name!r} are given one object of settings ({name} of {part}), in which {key} was "
-                    f"{value!r} when the first was made and {held[key]!r} for the second: both have what it is by now. Where they are to "
-                    "differ in it, bind a copy to each, as copy.deepcopy makes one."
+                    f"members {first.name!r} and {member.name!r} share one settings object ({name} of {part}). {key} was "
+                    f"{value!r} when the first was created and {held[key]!r} for the second; both read its current value. If they should "
+                    "differ, bind a copy (copy.deepcopy) to each."
                     for key, value in before.items()
                     if repr(held.get(key, value)) != repr(value)
                 ]
@@ -534,7 +532,7 @@ def _members(members: Any) -> tuple[Member, ...]:
         if not isinstance(member, Member):
             raise StudyError(f"Study.members[{number}] is {shown(member)}; it must be an argosy.Member.")
     if not found:
-        raise StudyError("Study.members is empty; give the study at least one member.")
+        raise StudyError("Study.members is empty. Add at least one member.")
     return found
 
 
@@ -544,7 +542,7 @@ def _check_numbers(member: Member) -> None:
         if name in ("batch_size", "accumulate") or getattr(member, name) is not None:
             check_whole(f"member {member.name!r}: {name}", getattr(member, name), least=least)
     if member.seed is not None and member.seed >= LARGEST_SEED:
-        raise StudyError(f"member {member.name!r}: seed is {member.seed}; it must be below 2**63.")
+        raise StudyError(f"member {member.name!r}: seed is {member.seed}; it must be less than 2**63.")
     if member.clip_grad_norm is not None:
         check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
     if not isinstance(member.drop_last, bool):
@@ -571,21 +569,21 @@ def _check_steps(member: Member) -> None:
     if (member.optimizer is None) == (member.optimizers is None):
         given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
         raise StudyError(
-            f"member {member.name!r} has {given} optimizers=; give it one of them, the latter with a step that moves the "
+            f"member {member.name!r} has {given} optimizers=. Set exactly one; optimizers= needs a step that updates the "
             "weights itself."
         )
     if member.step is not None and member.loss is not None:
-        raise StudyError(f"member {member.name!r}: `step` computes the loss itself; leave out loss.")
+        raise StudyError(f"member {member.name!r}: `step` computes the loss itself. Remove loss.")
     if member.step is None and (member.validate is not None or member.optimizers is not None):
         given = "validate" if member.validate is not None else "optimizers"
-        raise StudyError(f"member {member.name!r} has {given}= and no step of its own; give it step=, or leave it out.")
+        raise StudyError(f"member {member.name!r} has {given}=, which needs step=. Set both or neither.")
     if member.optimizers is None:
         return
     for name, without in MOVES_ITSELF.items():
         if getattr(member, name) != without:
             raise StudyError(
-                f"member {member.name!r}: {name} is {shown(getattr(member, name))}, and its step moves the weights itself; "
-                "leave it out, and do that in the step."
+                f"member {member.name!r}: {name} is {shown(getattr(member, name))}, but its step updates the weights itself. "
+                "Remove it, and do that in the step."
             )
 
 
@@ -603,7 +601,7 @@ def _check_metrics(member: Member) -> None:
     """Raise StudyError unless the metrics are valid and their names can be column names."""
     if not isinstance(member.metrics, Mapping):
         raise StudyError(
-            f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, as {{'accuracy': accuracy}}."
+            f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, for example {{'accuracy': accuracy}}."
         )
     for name, metric in member.metrics.items():
         check_metric(f"member {member.name!r}", name, metric)

@@ -27,14 +27,14 @@ from argosy.stream.heartbeat import MOST_LOADERS
     ],
 )
 def test_numbers_that_cannot_be_are_refused(setting: str, value: object) -> None:
-    with pytest.raises(StudyError, match=f"{setting} is {value!r}; it must be a "):
+    with pytest.raises(StudyError, match=f"{setting} is {value!r}; it must be an? "):
         Settings(**{setting: value})
 
 
 @pytest.mark.parametrize(("setting", "most"), [("nodes", 120), ("loader_workers", MOST_LOADERS)])
 def test_more_than_a_run_can_have_is_refused(setting: str, most: int) -> None:
     Settings(**{setting: most})
-    with pytest.raises(StudyError, match=f"{setting} is {most + 1}; a run can have up to {most}"):
+    with pytest.raises(StudyError, match=f"{setting} is {most + 1}; a run can have at most {most}"):
         Settings(**{setting: most + 1})
 
 

@@ -131,7 +131,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"sharing": "all_shared"},
         "sharing is 'all_shared' (did you mean 'all-shared'?); it must be",
     ),
-    "launcher": (train, {"launcher": "proceses"}, "no launcher 'proceses' (did you mean 'processes'?); choose"),
+    "launcher": (train, {"launcher": "proceses"}, "unknown launcher 'proceses' (did you mean 'processes'?); choose"),
     "tracker": (
         train,
         {"trackers": ["tensorbord"], "launcher": "inline"},
@@ -148,7 +148,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "watched": (
         study,
         {"stop": argosy.Plateau("trainloss", 3, mode="min")},
-        "its stopping rule watches 'trainloss' (did you mean 'train_loss'?), and it reports",
+        "its stopping rule watches 'trainloss' (did you mean 'train_loss'?), but it reports",
     ),
     "objective that does not tell its mode": (
         study,

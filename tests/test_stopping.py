@@ -103,7 +103,7 @@ def test_parts_of_an_epoch_are_as_many_sections_as_they_say(sections: int, count
 
 def test_a_metric_that_is_not_there_is_named() -> None:
     with pytest.raises(
-        StudyError, match="watches 'f1', which this member does not report; choose one of seconds, val_loss"
+        StudyError, match=r"watches 'f1', which this member does not report\. Choose one of seconds, val_loss"
     ):
         Target("f1", 1.0).reason([{"val_loss": 1.0, "seconds": 1.0}])
 
@@ -137,7 +137,7 @@ def test_the_direction_of_a_metric_is_told_by_the_words_of_its_name_or_asked_for
     for name in ("val_score", "val_lossless", "val_terror", "val_accuracy_loss", "val_neg_mse", "lr"):
         for asked in (lambda name=name: Plateau(name, 3), lambda name=name: Target(name, 0.5)):
             with pytest.raises(
-                StudyError, match=f"{name!r} does not tell whether lower or higher is better; say mode="
+                StudyError, match=f"{name!r} does not show whether lower or higher is better; set mode="
             ):
                 asked()
     assert Target("val_score", 0.5, mode="min").reason([{"val_score": 0.4}]) == "val_score 0.4 reached 0.5"

@@ -97,7 +97,7 @@ MEMBERS = {
     "norm": (given(clip_grad_norm=float("nan")), "clip_grad_norm is nan; it must be a finite number greater than 0."),
     "negative seed": (given(seed=-1), "seed is -1; it must be an int of at least 0."),
     "seed": (given(seed=1.5), "seed is 1.5; it must be an int"),
-    "large seed": (given(seed=2**64), "it must be below 2**63."),
+    "large seed": (given(seed=2**64), "it must be less than 2**63."),
     "drop_last": (given(drop_last="no"), "drop_last is 'no'; it must be True or False."),
     "precision": (
         given(precision="float8"),
@@ -147,7 +147,7 @@ DATA = {
     ),
     "on_error": (holding(train=[1], on_error=None), "Data.on_error is None; it must be 'raise' or 'skip'."),
 }
-WATCH = "it reports epochs, lr, samples, seconds, steps, train_loss. Name one of these"
+WATCH = "it reports epochs, lr, samples, seconds, steps, train_loss. Choose one of these"
 STUDIES = {
     "data": (asked(data=[1, 2]), "Study.data is an instance of list; it must be an argosy.Data"),
     "one member": (
@@ -158,7 +158,7 @@ STUDIES = {
         asked(members=[studies.member]),
         "Study.members[0] is an instance of function; it must be an argosy.Member.",
     ),
-    "nobody": (asked(members=[]), "Study.members is empty; give the study at least one member."),
+    "nobody": (asked(members=[]), "Study.members is empty. Add at least one member."),
     "stop": (asked(stop=10), "Study.stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
     "seed": (asked(seed=True), "Study.seed is True; it must be an int of at least 0."),
     "parts": (asked(validations_per_epoch=0.5), "Study.validations_per_epoch is 0.5; it must be an int"),
@@ -166,19 +166,19 @@ STUDIES = {
     "mode": (asked(mode="low"), "Study: mode is 'low'; it must be 'min' or 'max'."),
     "direction": (
         asked(data=arrays(val=True), members=[given(metrics={"score": argosy.accuracy})()], objective="val_score"),
-        "Study: the name 'val_score' does not tell whether lower or higher is better; say mode='min' or mode='max'.",
+        "Study: the name 'val_score' does not show whether lower or higher is better; set mode='min' or mode='max'.",
     ),
     "val_subset": (
         asked(members=[given(val_subset=[1])()]),
-        "member 'a' has a val_subset, and Data has no validation data",
+        "member 'a' has a val_subset, but Data has no validation data",
     ),
     "rule of the study": (
         asked(data=arrays(val=True), stop=argosy.MaxEpochs(3) | argosy.Target("val_f1", 0.5)),
-        "member 'a': its stopping rule watches 'val_f1', and it reports epochs, lr, samples, seconds, steps, train_loss, ",
+        "member 'a': its stopping rule watches 'val_f1', but it reports epochs, lr, samples, seconds, steps, train_loss, ",
     ),
     "rule of a member": (
         asked(members=[given(stop=argosy.Plateau("val_loss", 2))()]),
-        f"watches 'val_loss', and {WATCH}",
+        f"watches 'val_loss', but {WATCH}",
     ),
 }
 GRIDS = {
@@ -337,7 +337,9 @@ def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays
     rates, steady = (0.1, 0.2), float("nan")
     member = partial(argosy.Member, model=partial(nn.Linear, 4, 3), batch_size=8)
     late = [member(f"{lr}", optimizer=lambda p: SGD(p, lr=lr)) for lr in rates]  # noqa: B023, what is refused
-    with pytest.raises(StudyError, match=r"member '0.1': its optimizer reads lr .* 0.2 by now; it was 0.1 when"):
+    with pytest.raises(
+        StudyError, match=r"member '0.1': its optimizer reads the variable lr .* was 0.1 when .* is 0.2 now"
+    ):
         argosy.Study(data=arrays(), members=late)
     bound = [member(f"{lr}", optimizer=lambda p, lr=lr: SGD(p, lr=lr)) for lr in rates]
     same = [member(f"same-{lr}", optimizer=lambda p: SGD(p, lr=steady)) for lr in rates]
@@ -387,11 +389,20 @@ def of_all(settings: Any) -> nn.Module:
 
 
 READING: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
-    "a class, by a network": lambda: ("its model reads Config.width .* 2 by now; it was 1 when", {"model": Wide}),
-    "a class, by a loss": lambda: ("its loss reads Config.rate .* 0.2 by now; it was 0.1", {"loss": Smoothed()}),
-    "a dict": lambda: ("its optimizer reads OPTIONS.rate .* 0.2 by now; it was 0.1", {"optimizer": by_options}),
+    "a class, by a network": lambda: (
+        "its model reads the variable Config.width .* was 1 when .* is 2 now",
+        {"model": Wide},
+    ),
+    "a class, by a loss": lambda: (
+        "its loss reads the variable Config.rate .* was 0.1 when .* is 0.2 now",
+        {"loss": Smoothed()},
+    ),
+    "a dict": lambda: (
+        "its optimizer reads the variable OPTIONS.rate .* was 0.1 when .* is 0.2 now",
+        {"optimizer": by_options},
+    ),
     "a bound argument": lambda: (
-        "its model reads settings.width .* or with a copy",
+        "its model reads the variable settings.width .* or a copy",
         {"model": partial(of_settings, Config)},
     ),
 }
@@ -421,7 +432,7 @@ def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_o
         settings["name"] = name
         made.append(argosy.Member(name, model=partial(of_dict, settings), **fields))
     study = argosy.Study(data=arrays(), members=made, stop=argosy.MaxEpochs(1))
-    words = r"'a' and 'b' are given one object of settings \(settings of model\), in which name was 'a' when .* 'b' for the second"
+    words = r"'a' and 'b' share one settings object \(settings of model\). name was 'a' when .* 'b' for the second"
     with pytest.warns(UserWarning, match=words):
         argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
     settings["name"] = "c"  # no other member below has this object
@@ -447,7 +458,7 @@ def test_settings_that_members_do_not_name_or_have_of_their_own_may_be_set(monke
 
 def test_a_member_beside_its_own_repetitions_is_refused() -> None:
     mlp = studies.member("mlp")
-    with pytest.raises(StudyError, match="a member 'mlp' beside members that repeat 'mlp'"):
+    with pytest.raises(StudyError, match="a member 'mlp' and members that repeat 'mlp'"):
         studies.study(60, fleet=[mlp, *argosy.replicate(mlp, seeds=2)], val=20)
 
 

@@ -34,7 +34,7 @@ class Exact:
         require_fit(members, devices)
         if len(members) > self.most_members or len(devices) > self.most_devices:
             raise PlanError(
-                f"policy 'exact' solves up to {self.most_members} members on {self.most_devices} devices; found "
+                f"policy 'exact' solves at most {self.most_members} members on {self.most_devices} devices; found "
                 f"{len(members)} on {len(devices)}. Use policy 'balanced'."
             )
         groups = _solve(members, devices)
@@ -99,7 +99,7 @@ def _model() -> Any:
         import highspy
     except ImportError as error:
         raise PlanError(
-            "policy 'exact' needs the solver HiGHS, which is not there; pip install 'argosy[exact]'."
+            "policy 'exact' needs the solver HiGHS, which is not installed. Install it: pip install 'argosy[exact]'."
         ) from error
     model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     model.setOptionValue("output_flag", False)

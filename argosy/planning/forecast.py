@@ -47,7 +47,7 @@ class Forecast:
             self.plan.explain(),
             f"split over several devices: {', '.join(split) or 'none'}",
             f"waiting for memory or a device: {', '.join(self.plan.waiting) or 'none'}",
-            f"predicted makespan {_duration(run.makespan_seconds)} without validation (no plan can be under {_duration(run.bound_seconds)}), "
+            f"predicted makespan {_duration(run.makespan_seconds)} without validation (lower bound of any plan: {_duration(run.bound_seconds)}), "
             f"{run.flotillas} flotilla(s), {run.moves} move(s), devices idle {run.idle_share:.0%}",
             f"bottleneck: {self.bottleneck}",
         ]
@@ -87,7 +87,9 @@ def forecast(
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
         found = ", ".join(map(repr, kinds)) or "none"
-        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
+        raise PlanError(
+            f"the profiles must be of one kind of device; found {found}. Measure all members on the same kind."
+        )
     asked = Cluster.parse(cluster, kind=kinds[0])
     unlimited = [profile.member for profile in profiles if profile.member not in epochs]
     known = epochs_known and not unlimited
@@ -117,7 +119,7 @@ def forecast(
     )
     if unlimited:
         plan = replace(
-            plan, notes=(f"{', '.join(unlimited)}: no rule limits their epochs, and one of each is counted",)
+            plan, notes=(f"{', '.join(unlimited)}: no rule limits their epochs, so one epoch of each is counted",)
         )
     growth: dict[int, float] = {}
     for times in MORE_DEVICES:
@@ -144,10 +146,10 @@ def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None)
     pace = sum(flotilla.samples_per_second for flotilla in plan.flotillas)
     if prepared is not None and prepared < pace:
         return (
-            f"preparation: {prepared:,.0f} samples/s of {pace:,.0f} that the devices could train; give it more cores."
+            f"preparation: {prepared:,.0f} samples/s, but the devices could train {pace:,.0f}; more cores would help."
         )
     if plan.waiting:
-        return f"memory or devices: {len(plan.waiting)} member(s) wait; lower batch sizes or add devices."
+        return f"memory or devices: {len(plan.waiting)} member(s) wait; reduce batch sizes or add devices."
     slowest = min(plan.flotillas, key=lambda flotilla: flotilla.samples_per_second)
     loads, splittable = slowest.loads, {profile.member: profile.splittable for profile in profiles}
     busiest = max(loads, key=lambda device: loads[device])
@@ -155,9 +157,7 @@ def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None)
     full = [device for device, load in loads.items() if load >= NEARLY_FULL * loads[busiest]]
     for device, pack in ((device, slowest.pack(device)) for device in full):
         if len(pack) == 1 and not splittable[pack[0].member]:
-            return (
-                f"member {pack[0].member!r}, alone on {device}: it may not be split; only a faster device would help."
-            )
+            return f"member {pack[0].member!r}, alone on {device}: it cannot be split; only a faster device would help."
     members = ", ".join(placement.member for placement in slowest.pack(busiest))
     return f"training on {busiest}: {members}; more devices would help."
 

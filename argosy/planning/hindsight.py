@@ -42,8 +42,8 @@ class Hindsight:
         ends = [at for at, event in moments if isinstance(event, MemberEnded)]
         if not (state.started and state.started.devices and plans and profiled and ends):
             raise PlanError(
-                f"this run cannot be simulated: its journal has {len(profiled)} lines of profiles, {len(plans)} plans and "
-                f"{len(ends)} members that have ended. Choose a run of this version of argosy in which a member has ended."
+                f"this run cannot be simulated: its journal has {len(profiled)} profiles, {len(plans)} plans and "
+                f"{len(ends)} finished members. Choose a run of this version of argosy with at least one finished member."
             )
         return cls(
             policy=plans[0].plan["policy"],

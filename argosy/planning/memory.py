@@ -17,5 +17,5 @@ def require_fit(profiles: Sequence[Profile], devices: Sequence[Device]) -> None:
         if profile.memory_bytes > largest:
             raise PlanError(
                 f"member {profile.member!r} needs {sized(profile.memory_bytes)}; the largest device has "
-                f"{sized(largest)}. Lower its batch_size or use a larger device."
+                f"{sized(largest)}. Reduce its batch_size, or use a larger device."
             )

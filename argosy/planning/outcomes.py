@@ -29,10 +29,10 @@ class Workload:
         missing = [profile.member for profile in self.profiles if profile.member not in self.epochs]
         if missing:
             raise PlanError(
-                f"the workload has no epochs for {', '.join(map(repr, missing))}; give each member its epochs."
+                f"the workload has no epochs for {', '.join(map(repr, missing))}. Set the epochs of each member."
             )
         if self.samples_per_epoch < 1:
-            raise PlanError(f"the workload has {self.samples_per_epoch} samples an epoch; give it at least 1.")
+            raise PlanError(f"the workload has {self.samples_per_epoch} samples per epoch; it must have at least 1.")
 
     @property
     def visible_epochs(self) -> Mapping[str, int]:

@@ -69,7 +69,7 @@ def workload_of(
         if resident >= device_memory_bytes:
             raise PlanError(
                 f"network {network.name!r} needs {sized(resident)} without activations; the device has "
-                f"{sized(device_memory_bytes)}. Give devices more memory, or leave the network out."
+                f"{sized(device_memory_bytes)}. Use devices with more memory, or remove the network."
             )
         curve = min(scaling, key=lambda rates: abs(rates[0] - network.samples_per_second), default=[1.0])
         return Profile(

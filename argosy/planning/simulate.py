@@ -249,7 +249,7 @@ class _Run:
         if event is None:
             waiting = ", ".join(repr(profile.member) for profile in self.waiting)
             raise PlanError(
-                f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
+                f"nothing runs, and the policy starts nothing although members wait: {waiting}. Choose another policy."
             )
         return self.clock.advance_to(event)
 

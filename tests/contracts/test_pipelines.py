@@ -268,12 +268,15 @@ def test_inline_has_one_node(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (("--nodes", "2", "--sharing", "single-broadcast", "--preparing-nodes", "3"), "preparing_nodes is 3; there are 2"),
+    (
+        ("--nodes", "2", "--sharing", "single-broadcast", "--preparing-nodes", "3"),
+        "preparing_nodes is 3, but there are 2",
+    ),
     (("--nodes", "2", "--sharing", "multi-broadcast", "--preparing-nodes", "0"), "preparing_nodes is 0; it must be"),
-    (("--nodes", "2", "--sharing", "all-shared", "--preparing-nodes", "2"), "preparing_nodes belongs to sharing"),
-    (("--nodes", "2", "--preparing-nodes", "1"), "preparing_nodes belongs to sharing"),
+    (("--nodes", "2", "--sharing", "all-shared", "--preparing-nodes", "2"), "preparing_nodes needs sharing"),
+    (("--nodes", "2", "--preparing-nodes", "1"), "preparing_nodes needs sharing"),
     (("--nodes", "0"), "nodes is 0; it must be an int"),
-    (("--nodes", "2", "--sharing", "none"), "that is policy 'solo'"),
+    (("--nodes", "2", "--sharing", "none"), "which needs policy 'solo'"),
 ]
 
 

@@ -250,17 +250,17 @@ CASES = {
     ),
     "mix=True with inputs of whole numbers": taught_words,
     "a student of a run on a stream": lambda: taught(argosy.Data(train=studies.Lines(40), val=studies.Vectors(40))),
-    "Study.ensemble that is not an EnsemblePlateau": lambda: steered(ensemble=5),
-    "an EnsemblePlateau as Study.stop": lambda: steered(stop=argosy.EnsemblePlateau()),
-    "an EnsemblePlateau that holds out nearly all samples": lambda: argosy.EnsemblePlateau(holdout=0.95),
+    "a number as Study.ensemble": lambda: steered(ensemble=5),
+    "an EnsemblePlateau as a stopping rule": lambda: steered(stop=argosy.EnsemblePlateau()),
+    "an EnsemblePlateau with too large a holdout": lambda: argosy.EnsemblePlateau(holdout=0.95),
     "Study.ensemble without validation data": lambda: steered(data=argosy.Data(arrays=VALIDATED.arrays)),
-    "Study.ensemble with samples of varying length": lambda: replace(
+    "Study.ensemble on samples of varying length": lambda: replace(
         texts.study(texts.member("a")), ensemble=argosy.EnsemblePlateau()
     ),
-    "Study.ensemble with different validation samples": lambda: steered(
+    "Study.ensemble of members with different validation samples": lambda: steered(
         member("one", val_subset=range(20)), member("two", val_subset=range(20, 40))
     ),
-    "Study.ensemble with a member that has its own step": lambda: steered(member(step=summed, metrics={})),
+    "Study.ensemble of members with custom steps": lambda: steered(member(step=summed, metrics={})),
     "a steering ensemble of members whose losses do not show what they predict": lambda: argosy.train(
         steered(member(loss=summed, metrics={})), directory="runs/x", launcher="inline"
     ),

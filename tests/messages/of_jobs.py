@@ -135,7 +135,7 @@ CASES = {
     "a job whose agents do not arrive": lonely,
     "nodes with different environments": unlike,
     "a different number of nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),
-    "launcher ray without Ray": without_ray,
+    "launcher 'ray' without Ray": without_ray,
     "no Ray cluster": no_cluster,
     "a Ray cluster without free devices": no_agents,
     "a checkpoint that disappears before it is transferred": lambda: next(

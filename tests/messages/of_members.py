@@ -157,16 +157,16 @@ CASES = {
         with_labels(ARRAYS[1]), model=lambda: nn.Sequential(nn.Linear(12, 1), nn.Flatten(0))
     ),
     "one-hot labels that are not floats": lambda: study_of(with_labels(np.zeros((40, 10), np.int64))),
-    "labels in a column": lambda: study_of(with_labels(np.zeros((40, 1), np.int64))),
+    "labels as a column": lambda: study_of(with_labels(np.zeros((40, 1), np.int64))),
     "labels of int32": lambda: study_of(with_labels(np.zeros(40, np.int32))),
     "classes in the last dimension": lambda: study_of(
         with_labels(np.zeros((40, 2), np.int64)), model=lambda: Letters(12, 10)
     ),
     "unlabelled samples and the default loss": lambda: study_of(with_labels(np.where(np.arange(40) % 3, 1, -100))),
-    "float targets and the default loss": lambda: on_numbers(loss=None),
+    "numeric targets and the default loss": lambda: on_numbers(loss=None),
     "outputs and targets of different shapes": lambda: on_numbers(labels=np.zeros(40, np.float32)),
     "outputs and targets of different dtypes": lambda: on_numbers(labels=np.zeros((40, 1), np.int64)),
-    "a loss without a gradient for targets of a different dtype": lambda: on_numbers(
+    "a loss without gradients for targets of another dtype": lambda: on_numbers(
         loss=nn.HuberLoss(), labels=np.zeros((40, 1))
     ),
     "a loss that broadcasts": lambda: on_numbers(loss=nn.MSELoss(), labels=np.arange(40, dtype=np.float32)),
@@ -175,31 +175,33 @@ CASES = {
         model=partial(nn.Linear, 12, 1),
         step=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ),
-    "a loss that sums over samples": lambda: tried(loss=nn.CrossEntropyLoss(reduction="sum")),
-    "a loss of each pair of samples": lambda: tried(loss=lambda output, target: torch.cdist(output, output)),
-    "accuracy of one logit": lambda: argosy.accuracy(torch.zeros(4, 1), torch.zeros(4)),
+    "a loss that sums over the samples": lambda: tried(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "a loss that compares each sample with all others": lambda: tried(
+        loss=lambda output, target: torch.cdist(output, output)
+    ),
+    "accuracy of a single logit": lambda: argosy.accuracy(torch.zeros(4, 1), torch.zeros(4)),
     "accuracy of one-hot targets": lambda: argosy.accuracy(torch.zeros(4, 3), torch.zeros(4, 3)),
     "accuracy of several outputs": lambda: argosy.accuracy((torch.zeros(4, 3), torch.zeros(4)), torch.zeros(4)),
     "a model factory that does not return a network": lambda: tried(model=dict),
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
     "an augmentation that adds samples, and micro-batches": lambda: tried(augment=twice, accumulate=2, metrics={}),
-    "a step that sets train()": lambda: tried(step=training, metrics={}),
-    "a validation that asks for gradients": lambda: tried(step=differentiating, metrics={}),
-    "a network whose copies use the original": lambda: tried(model=Outside),
+    "a step that calls train()": lambda: tried(step=training, metrics={}),
+    "a validation step that needs gradients": lambda: tried(step=differentiating, metrics={}),
+    "a network whose copies compute with the original": lambda: tried(model=Outside),
     "a network that cannot be copied": lambda: tried(model=Locked),
     "a network that loses weights during training": lambda: tried(step=pruning, metrics={}),
     "a network that gains weights during training": lambda: tried(step=growing, metrics={}),
-    "a network that existed before the call": lambda: tried(model=lambda: NETWORK),
+    "a network built before the call": lambda: tried(model=lambda: NETWORK),
     "an augmentation with its own generator": lambda: tried(augment=shifted),
     "an optimizer factory that does not return an optimizer": lambda: tried(optimizer=lambda parameters: {}),
     "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),
-    "an optimizer that does not call torch's __init__": lambda: tried(optimizer=Around),
-    "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
-    "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
+    "an optimizer that does not call Optimizer.__init__": lambda: tried(optimizer=Around),
+    "an optimizer for another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
+    "a schedule for another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
     "a schedule that cannot be saved": lambda: tried(schedule=lambda optimizer: Decaying()),
     "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
-    "ReduceLROnPlateau in the wrong direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
-    "labels outside the range of the outputs": lambda: trained(
+    "ReduceLROnPlateau in the opposite direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
+    "labels beyond the number of outputs": lambda: trained(
         studies.member("mlp", model=linear, batch_size=20), data=with_labels(np.arange(40) % 11)
     ),
     "a loss that is not a tensor": lambda: tried(loss=lambda output, target: 3.0),
@@ -209,19 +211,19 @@ CASES = {
         )
     ),
     "a loss without a gradient": lambda: tried(loss=lambda output, target: torch.zeros(len(target))),
-    "sparse gradients and clip_grad_norm": lambda: tried(model=Words, clip_grad_norm=1.0),
-    "BatchNorm with micro-batches of one sample": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
-    "BatchNorm and a batch of one sample": lambda: argosy.train(
+    "sparse gradients with clip_grad_norm": lambda: tried(model=Words, clip_grad_norm=1.0),
+    "BatchNorm and micro-batches of one sample": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
+    "BatchNorm and a batch of one text sample": lambda: argosy.train(
         texts.study(texts.member("a", model=texts.Normed, batch_size=8, batch_tokens=31), length=80),
         directory="runs/x",
         launcher="inline",
         devices="cpu:1",
     ),
     "a metric without arguments that is not a factory": lambda: tried(metrics={"f1": lambda: 3}),
-    "a metric of the whole set over outputs of varying length": lambda: texts.tagged(
+    "a whole-set metric over outputs of varying length": lambda: texts.tagged(
         Path("runs/x"), metrics={"f1": lambda output, target: 1.0}
     ),
-    "a metric of the whole set over outputs that cannot be gathered": lambda: tried(
+    "a whole-set metric over outputs that cannot be gathered": lambda: tried(
         model=lambda: Pair(12, 10),
         loss=lambda output, target: functional.cross_entropy(output[0], target),
         metrics={"f1": lambda output, target: output[0].mean()},

@@ -129,22 +129,22 @@ BOTH = ("node0/cuda:0", "node0/cuda:1")
 CASES = {
     "a device without memory": lambda: device(memory_bytes=0),
     "a cluster without devices": lambda: cluster(),
-    "two devices of one name": lambda: cluster(device(), device()),
-    "--cluster is not nodes x devices x memory": lambda: Cluster.parse("2 nodes"),
-    "a device that is not there": lambda: cluster(device()).device("cuda:7"),
+    "two devices with one name": lambda: cluster(device(), device()),
+    "--cluster that is not nodes x devices x memory": lambda: Cluster.parse("2 nodes"),
+    "an unknown device": lambda: cluster(device()).device("cuda:7"),
     "an unknown policy": lambda: make_plan([profile()], TWO, policy="fastest"),
     "policy 'exact' with many members": lambda: make_plan([profile(f"m{n}") for n in range(9)], TWO, policy="exact"),
-    "policy 'exact' without room for all": lambda: make_plan(
+    "policy 'exact' with too little memory for all members": lambda: make_plan(
         [profile(f"m{n}", memory_bytes=10 * GB) for n in range(3)], TWO, policy="exact"
     ),
     "policy 'exact' without its solver": without_solver,
-    "policy 'fleet' on unlike devices": lambda: make_plan(
+    "policy 'fleet' on different devices": lambda: make_plan(
         [profile()], [TWO[0], replace(TWO[1], kind="tpu")], policy="fleet"
     ),
-    "a member larger than every device": lambda: make_plan([profile(memory_bytes=99 * GB)], TWO),
+    "a member that fits on no device": lambda: make_plan([profile(memory_bytes=99 * GB)], TWO),
     "a simulation of a member without epochs": lambda: Workload(profiles=(profile(),), epochs={}, samples_per_epoch=10),
     "a simulation without samples": lambda: Workload(profiles=(), epochs={}, samples_per_epoch=0),
-    "a network of the table larger than the device": lambda: workload_of(
+    "a table with a network that fits on no device": lambda: workload_of(
         [Network(name="gpt", samples_per_second=1.0, epochs=1, model_bytes=9 * GB)],
         samples_per_epoch=10,
         device_memory_bytes=16 * GB,
@@ -153,45 +153,47 @@ CASES = {
     "a simulation in which nothing runs": lambda: simulate(
         Idle(), Workload(profiles=(profile(),), epochs={"a": 1}, samples_per_epoch=10), TWO
     ),
-    "a simulation of a run in which no member has ended": lambda: Hindsight.of([]),
-    "profiles of several kinds of device": lambda: forecast(
+    "a simulation of a run without finished members": lambda: Hindsight.of([]),
+    "profiles from several kinds of device": lambda: forecast(
         [profile("a"), replace(profile("b"), device_kind="cpu")], "1x1x80GB", epochs={}, samples_per_epoch=10
     ),
     "devices that do not fill the nodes": lambda: cluster_of(6, 4, 16.0),
-    "simulate --devices that is not a list of numbers": lambda: ask(devices="20,many"),
-    "simulate --policy that is unknown": lambda: ask(policy="solo,fastest"),
-    "a table of networks without its columns": lambda: table("name,rate\nresnet,100\n", read_networks),
+    "--devices of simulate that are not numbers": lambda: ask(devices="20,many"),
+    "an unknown --policy of simulate": lambda: ask(policy="solo,fastest"),
+    "a table of networks with missing columns": lambda: table("name,rate\nresnet,100\n", read_networks),
     "scaling curves that are not numbers": lambda: table("1,2\nfast,faster\n", read_scaling),
-    "a plan that is none": lambda: Plan.from_json({"policy": "balanced", "flotillas": 3}),
-    "a plan with times that cannot be": lambda: replace(placement(), seconds_per_sample=-1.0),
+    "a file that is not a plan": lambda: Plan.from_json({"policy": "balanced", "flotillas": 3}),
+    "a plan with a negative time": lambda: replace(placement(), seconds_per_sample=-1.0),
     "a plan for another cluster": lambda: plan(placement("a", "cuda:7")).check([profile()], TWO),
-    "a plan that splits what may not be split": lambda: plan(placement("a", *BOTH)).check([profile()], TWO),
-    "a plan with other costs than the profiles": lambda: plan(placement()).check([profile("a", 50.0)], TWO),
-    "a plan with a pack too large": lambda: plan(placement("a"), placement("b")).check(
+    "a plan that splits an unsplittable member": lambda: plan(placement("a", *BOTH)).check([profile()], TWO),
+    "a plan whose costs differ from the profiles": lambda: plan(placement()).check([profile("a", 50.0)], TWO),
+    "a plan with a pack that exceeds the memory": lambda: plan(placement("a"), placement("b")).check(
         [profile(name, memory_bytes=10 * GB) for name in "ab"], TWO
     ),
-    "a placement on one device twice": lambda: placement("a", "cuda:0", "cuda:0"),
-    "a placement whose shares are not 1": lambda: placement("a", "cuda:0", "cuda:1", shares=(0.5, 0.6)),
-    "a placement with work for another number of devices": lambda: placement("a", "cuda:0", device_seconds=(1.0, 2.0)),
-    "a flotilla with a member twice": lambda: Flotilla(placements=(placement(), placement())),
-    "a plan with two flotillas on one device": lambda: Plan(
+    "a placement with a device twice": lambda: placement("a", "cuda:0", "cuda:0"),
+    "a placement whose shares do not sum to 1": lambda: placement("a", "cuda:0", "cuda:1", shares=(0.5, 0.6)),
+    "a placement with times for another number of devices": lambda: placement("a", "cuda:0", device_seconds=(1.0, 2.0)),
+    "a flotilla that has a member twice": lambda: Flotilla(placements=(placement(), placement())),
+    "a plan with two flotillas on one device at once": lambda: Plan(
         policy="solo", flotillas=tuple(Flotilla(placements=(placement(name),)) for name in "ab"), waiting=()
     ),
-    "a plan in which a member trains and waits": lambda: replace(plan(placement()), waiting=("a",)),
-    "a cost of a shard below 0": lambda: ShardCost(fixed_seconds=-1.0, proportional_seconds=1.0),
+    "a plan in which a member both trains and waits": lambda: replace(plan(placement()), waiting=("a",)),
+    "a negative shard cost": lambda: ShardCost(fixed_seconds=-1.0, proportional_seconds=1.0),
     "a profile with a rate of 0": lambda: profile("a", 0.0),
     "a profile with impossible sizes": lambda: profile(memory_bytes=1, activation_bytes=2),
-    "preparation rates out of order": lambda: PreparationRates(samples_per_second=((2, 10.0), (1, 5.0))),
-    "a file that holds no profiles": lambda: load_profiles(Path("profiles.json")),
-    "a profile of another version": damaged,
-    "profiles of other members": carried,
-    "a member that fails while it is measured": measured_but_for_one,
+    "preparation rates in the wrong order": lambda: PreparationRates(samples_per_second=((2, 10.0), (1, 5.0))),
+    "a file without profiles": lambda: load_profiles(Path("profiles.json")),
+    "a profile of an incompatible version": damaged,
+    "profiles without a member of the study": carried,
+    "a member that fails while being measured": measured_but_for_one,
     "profiles without --cluster": lambda: cli.plan(Path("study.py"), profiles=Path("profiles.json")),
-    "a file in a folder that is not there": lambda: cli.profile(Path("study.py"), out=Path("nowhere/profiles.json")),
-    "launcher inline with several nodes": of_one_node,
+    "an output file in a folder that does not exist": lambda: cli.profile(
+        Path("study.py"), out=Path("nowhere/profiles.json")
+    ),
+    "launcher 'inline' with several nodes": of_one_node,
     "--devices that cannot be read": lambda: discover(Settings(devices="cuda:first")),
     "an unknown kind in --devices": lambda: discover(Settings(devices="gpu:0")),
     "--devices cpu:0": lambda: discover(Settings(devices="cpu:0")),
-    "--devices that this machine does not have": lambda patch: of_two_gpus(patch, "cuda:0,9"),
-    "devices that cannot be distributed evenly over the nodes": lambda patch: of_two_gpus(patch, "cuda", nodes=3),
+    "--devices that do not exist on this machine": lambda patch: of_two_gpus(patch, "cuda:0,9"),
+    "devices that cannot be divided evenly among the nodes": lambda patch: of_two_gpus(patch, "cuda", nodes=3),
 }

@@ -197,7 +197,7 @@ CASES = {
     "a search whose space has a different parameter": lambda: in_another_space({"rate": FloatDistribution(0.01, 1.0)}),
     "a search whose space has a different range": lambda: in_another_space({"lr": FloatDistribution(2.0, 3.0)}),
     "an unknown packing": lambda: tune(packs="knn"),
-    "packs and a policy": lambda: tune(packs="knn(2)", policy="rounds"),
+    "packs with a policy": lambda: tune(packs="knn(2)", policy="rounds"),
     "warm=False without rungs": lambda: tune(warm=False),
     "a search with retry_failed": lambda: tune(retry_failed=True),
     "a storage that cannot be opened": lambda: tune(storage="search.db"),

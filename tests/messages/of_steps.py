@@ -192,8 +192,8 @@ INLINE: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1"}
 CASES = {
     "a member without an optimizer": lambda: member(optimizers=None, validate=None),
     "optimizers without a step": lambda: member(step=None, validate=None),
-    "micro-batches and a step that moves the weights": lambda: member(accumulate=2),
-    "validation data and a step that moves the weights": lambda: trained(member(validate=None)),
+    "a step that updates the weights, with micro-batches": lambda: member(accumulate=2),
+    "a step that updates the weights, with validation data": lambda: trained(member(validate=None)),
     "a step that accumulates gradients over several batches": lambda: trained(member(step=adding_up)),
     "an optimizers factory that returns a list": lambda: trained(member(optimizers=lambda model: [1])),
     "optimizers of another network": lambda: trained(member(optimizers=lambda model: optimizers(NETWORK))),

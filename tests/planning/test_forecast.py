@@ -73,14 +73,14 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
         (["--devices", "four"], "it must be a list of numbers"),
         (["--policy", "best"], "unknown policy"),
         (["--memory-gb", "0.5"], "without activations"),
-        (["--memory-gb", "0"], "give it more than 0"),
+        (["--memory-gb", "0"], "must be greater than 0"),
         (["--node-devices", "0"], "do not fill nodes of 0"),
-        (["--samples", "0"], "give it at least 1"),
+        (["--samples", "0"], "must have at least 1"),
         (["--draws", "0"], "draws is 0; it must be an int"),
         (["--slowdown", "0"], "slowdown is 0.0; it must be a finite number greater than 0"),
         (["--gb-per-second", "0"], "bytes_per_second is 0.0; it must be a finite number greater than 0"),
-        (["--rebalance-seconds", "-1"], "rebalance_seconds is -1.0; it must be a finite number from 0"),
-        (["--flotilla-seconds", "-1"], "flotilla_seconds is -1.0; it must be a finite number from 0"),
+        (["--rebalance-seconds", "-1"], "rebalance_seconds is -1.0; it must be a finite number of at least 0"),
+        (["--flotilla-seconds", "-1"], "flotilla_seconds is -1.0; it must be a finite number of at least 0"),
         (["--preparation", "0"], "preparation_samples_per_second is 0.0; it must be a finite number greater than 0"),
     ],
 )
@@ -159,7 +159,7 @@ def test_another_policy_is_foreseen_only_where_epochs_are_sure() -> None:
 def test_members_without_a_limit_count_with_one_epoch_and_a_note() -> None:
     found = forecast([profile("a", 10.0), profile("b", 10.0)], "1x2x80GB", epochs={}, samples_per_epoch=1000)
     assert found.simulation.makespan_seconds == pytest.approx(100.0)
-    assert "a, b: no rule limits their epochs, and one of each is counted" in found.explain()
+    assert "a, b: no rule limits their epochs, so one epoch of each is counted" in found.explain()
 
 
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_timeline_is_a_page(tmp_path: Path) -> None:
     ("members", "prepared", "says"),
     [
         ((profile("a", 10.0), profile("b", 10.0)), 4.0, "preparation"),
-        ((profile("a", 10.0), profile("b", 10.0, memory_bytes=12 * GB)), 1e9, "may not be split"),
+        ((profile("a", 10.0), profile("b", 10.0, memory_bytes=12 * GB)), 1e9, "cannot be split"),
         ((profile("a", 10.0, 19.0, splittable=True), profile("b", 99.0)), 1e9, "more devices would help"),
     ],
 )

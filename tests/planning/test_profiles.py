@@ -117,7 +117,7 @@ def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
 
 
 def test_preparation_refuses_disorder() -> None:
-    with pytest.raises(PlanError, match="rising order"):
+    with pytest.raises(PlanError, match="increasing order"):
         PreparationRates(samples_per_second=((4, 100.0), (1, 50.0)))
 
 

@@ -232,7 +232,7 @@ def test_one_that_is_larger_than_every_device_is_refused(
     report = living.run(fleet(epochs=epochs), tmp_path / "run", devices="cpu:1")
     said = answers(tmp_path / "run")["big"]
     assert said.startswith("refused: member 'big' needs ")
-    assert said.endswith("Lower its batch_size or use a larger device.")
+    assert said.endswith("Reduce its batch_size, or use a larger device.")
     assert {row.name: row.status for row in report.rows} == {"one": "done"}
 
 

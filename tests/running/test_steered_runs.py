@@ -260,7 +260,7 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
     ("change", "said"),
     [
         ({"ensemble": 5}, "must be an argosy.EnsemblePlateau"),
-        ({"stop": EnsemblePlateau()}, "give it as Study"),
+        ({"stop": EnsemblePlateau()}, "Set it as Study"),
         ({"data": argosy.Data(train=studies.Vectors(40))}, "Data has none"),
     ],
 )

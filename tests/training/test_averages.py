@@ -407,7 +407,7 @@ def test_before_there_is_an_average_it_is_not_a_number_and_never_chosen() -> Non
 def test_an_average_that_begins_after_the_member_has_ended_is_refused() -> None:
     late, data = studies.member(average=SWA(from_epoch=4)), studies.study().data
     for rule in (argosy.MaxEpochs(3.5), argosy.MaxEpochs(3) | argosy.Plateau("val_loss", patience=9)):
-        with pytest.raises(StudyError, match="begins at the end of epoch 4, and its stopping rule ends it after 3"):
+        with pytest.raises(StudyError, match="starts at the end of epoch 4, but its stopping rule ends it after 3"):
             argosy.Study(data=data, members=[late], stop=rule)
         own = replace(late, stop=argosy.MaxEpochs(4))
         assert argosy.Study(data=data, members=[own], stop=rule)

@@ -414,7 +414,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("max_epochs is inf; it must be a finite number greater than 0", max_epochs=math.inf)
     refused("data is an instance of tuple; it must be an argosy.Data", data=(DATA, DATA))
     refused("Search: mode is 'maximize'; it must be 'min' or 'max'", mode="maximize")
-    refused("Search: the name 'val_score' does not tell whether lower or higher is better", objective="val_score")
+    refused("Search: the name 'val_score' does not show whether lower or higher is better", objective="val_score")
     refused("objective is an instance of function; it must be the name of a metric", objective=argosy.accuracy)
     refused("does not report the objective 'val_f1'", objective="val_f1")
     refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
@@ -425,7 +425,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused(r"build is .*, which cannot be called with 1 argument \(.*'width'\)", build=lambda lr, width, epochs: None)
     refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
     refused("sampler has seed=1, .* set seed=1 on the search", sampler=partial(optuna.samplers.RandomSampler, seed=1))
-    refused(r"fresh is \['net-1'\]; of a search it must be True or False", fresh=["net-1"])
+    refused(r"fresh is \['net-1'\]; for a search it must be True or False", fresh=["net-1"])
     refused(
         "batch_size 64 is larger than its 40 training samples",
         build=lambda parameters: replace(build(parameters), drop_last=True),

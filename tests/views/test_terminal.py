@@ -182,7 +182,7 @@ def test_a_bar_is_the_output_of_a_cell_wherever_the_shell_has_a_kernel(
 
 
 def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:
-    with pytest.raises(argosy.ArgosyError, match="leave one of them out"):
+    with pytest.raises(argosy.ArgosyError, match="Remove one of them"):
         argosy.train(studies.study(fleet=PAIR), directory=tmp_path, progress=True, view=Terminal(Console()))
 
 
