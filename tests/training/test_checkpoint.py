@@ -138,7 +138,7 @@ def test_links_and_files_that_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "error", "advice"),
-    [(errno.EMFILE, WorkerError, "ulimit -n 4096"), (errno.EIO, DiskError, "The disk is failing (see dmesg)")],
+    [(errno.EMFILE, WorkerError, "ulimit -n 4096"), (errno.EIO, DiskError, "The disk is failing")],
 )
 def test_a_file_that_the_system_refuses_to_read_is_not_said_to_be_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[ArgosyError], advice: str
