@@ -1,6 +1,6 @@
-"""Which trials there are, how far each trains, and which go on. Pure decisions but for `sampling`, which is Optuna's.
+"""The decisions of a search: its trials, how far each one trains, and which ones continue. All are pure, except `sampling`, which uses Optuna.
 
-A scheduler is one file with one class that answers the questions of ``scheduler.Scheduler``, and one line in `make_scheduler`.
+To add a scheduler, write one file with a subclass of ``scheduler.Scheduler``, and a line in `make_scheduler`.
 """
 
 from argosy.tuning.asha import Asha
@@ -18,7 +18,7 @@ SCHEDULERS = ("hyperband", "asha", "median", "pbt", "random", "grid")
 def make_scheduler(
     name: str, *, most: int, eta: int, trials: int, brackets: Brackets, generation: int, seed: int
 ) -> Scheduler:
-    """Return the scheduler of that name for so many trials of at most so many sections, with generations of so many."""
+    """Return the scheduler called `name` for `trials` trials of at most `most` sections; a generation has `generation` sections."""
     if name == "hyperband":
         return Hyperband(most=most, eta=eta, trials=trials, order=brackets)
     if name == "asha":

@@ -1,9 +1,9 @@
 """Asynchronous successive halving (Li et al., MLSys 2020): no trial waits for a whole rung.
 
-A trial goes on as soon as it is among the best ⌊k/η⌋ of the first k that came to its rung; others rest there until it is, or
-until nothing can change any more. Then the best of the highest rung goes on to the end, so that one trial does. Trials are compared
-in the order in which they came to the rung, not in which they reach its end: so the outcome depends on nothing but what they
-reached.
+A trial is promoted as soon as it is among the best ⌊k/η⌋ of the first k trials that entered its rung. Other trials rest there until
+they are, or until nothing can change any more. Then the best trial of the highest rung is promoted to the end, so that one trial
+trains to the end. Trials are compared in the order in which they entered the rung, not in which they finish it, so the outcome
+depends only on their results.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ __all__ = ["Asha"]
 
 
 class Asha(Scheduler):
-    """One bracket of so many trials."""
+    """One bracket of all trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int) -> None:
         self.eta = eta
@@ -25,9 +25,9 @@ class Asha(Scheduler):
         self.rung: list[int] = [0] * trials
         """Rung that each trial trains for, or rests at."""
         self._came: list[list[int]] = [list(range(trials)), *([] for _ in self.budgets[1:])]
-        """Trials by rung, in the order in which they came to it."""
+        """Trials by rung, in the order in which they entered it."""
         self._compared: list[list[int]] = [[] for _ in self.budgets]
-        """By rung, the first of these trials, as far as all of them have reached its end; best first."""
+        """By rung: the longest prefix of these trials that have all reached its end, best first."""
 
     def budget(self, trial: int) -> int:
         """Return the budget of the trial's rung."""
@@ -42,7 +42,7 @@ class Asha(Scheduler):
         return f"number {place} of {len(compared)} after section {self.budget(trial)}"
 
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections as if all were compared with all; early trials go on among few, so there may be more."""
+        """Return the sections as if all trials were compared at once; early promotions, among few trials, may add some."""
         counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
         return sections_of(counts, again=again)
 
@@ -51,14 +51,14 @@ class Asha(Scheduler):
         return all(len(compared) == len(came) for compared, came in zip(self._compared, self._came, strict=True))
 
     def _reconsider(self, trial: int) -> None:
-        """Compare the trials that can be, and promote those that may go on."""
+        """Compare the trials that can be compared, and promote those that may continue."""
         self._compare(self.rung[trial])
         while self._all_are_compared and (best := self._best_at_the_top()) is not None:
             self._promote(best)
             self._compare(self.rung[best])
 
     def _compare(self, lowest: int) -> None:
-        """Compare trials of this rung and of those above, which may have been reached already."""
+        """Compare the trials of this rung and of the rungs above, whose ends some may have reached already."""
         for rung, budget in list(enumerate(self.budgets))[lowest:]:
             came = self._came[rung]
             while (count := len(self._compared[rung])) < len(came) and self.results.at(came[count], budget) is not None:
@@ -73,7 +73,7 @@ class Asha(Scheduler):
         return cost
 
     def _let_go_on(self, rung: int, budget: int) -> None:
-        """Promote the best of the compared trials; one that fails later is the worst of the next rung, whenever that is known."""
+        """Promote the best of the compared trials; one that fails afterwards is the worst of the next rung, whenever its failure becomes known."""
         compared = self._compared[rung]
         for trial in compared[: len(compared) // self.eta]:
             if self.rung[trial] == rung and not self._failed_before(trial, budget):
@@ -87,7 +87,7 @@ class Asha(Scheduler):
         self._came[self.rung[trial]].append(trial)
 
     def _best_at_the_top(self) -> int | None:
-        """Return the best of those that reached the highest rung, where that is not the last one."""
+        """Return the best trial of the highest rung that any has reached; None if that is the last rung."""
         for rung, budget in reversed(list(enumerate(self.budgets))):
             for trial in self._compared[rung]:
                 if self.rung[trial] == rung and not self._failed_before(trial, budget):

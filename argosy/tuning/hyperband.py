@@ -1,10 +1,10 @@
 """Hyperband (Li et al., JMLR 2018): brackets of successive halving, from many short trials to few long ones.
 
-Of the n trials of a rung the best ⌊n/η⌋ go on to the next one's budget, where they are. A rung is decided when the last of its
-trials has reached it, so that its outcome depends on nothing but what they reached.
+The best ⌊n/η⌋ of the n trials of a rung continue to the budget of the next rung. A rung is decided when the last of its
+trials has reached its budget, so the outcome depends only on their results.
 
-Brackets that are on the stream together begin with the one of many short trials. Brackets in turn begin with the longest trials:
-a sampler that learns knows what full trainings reach before it proposes many trials that are compared after a short one.
+If all brackets share the stream, the bracket with many short trials comes first. Brackets in turn start with the longest trials:
+a sampler that learns then knows the results of full trainings before it proposes many trials that are compared early.
 """
 
 from bisect import bisect_right
@@ -23,19 +23,19 @@ Brackets = Literal["together", "in-turn"]
 
 @dataclass(slots=True)
 class Bracket:
-    """One bracket, and how far it is."""
+    """One bracket and its progress."""
 
     trials: range
     budgets: tuple[int, ...]
-    """Sections of its rungs."""
+    """Budgets of its rungs in sections."""
     rung: int = 0
-    """The first rung that is not decided; the number of budgets where all are."""
+    """The first undecided rung; the number of rungs if all are decided."""
     racing: list[int] = field(default_factory=list)
-    """Trials of that rung, or the survivors of the last one."""
+    """Trials of that rung, or the survivors of the last rung."""
     missing: set[int] = field(default_factory=set)
     """Trials of that rung that have not reached its budget."""
     out: dict[int, str] = field(default_factory=dict)
-    """Why the other trials are out."""
+    """Reasons of the trials that are out."""
 
     @property
     def over(self) -> bool:
@@ -57,22 +57,22 @@ class Hyperband(Scheduler):
             bracket.missing = set(bracket.trials)
 
     def budget(self, trial: int) -> int:
-        """Return the budget of the bracket's current rung; of a trial that is out, what it has trained."""
+        """Return the budget of the bracket's current rung; for a trial that is out, the sections it has trained."""
         bracket = self._bracket(trial)
         if trial in bracket.out:
             return self.results.sections(trial)
         return bracket.budgets[min(bracket.rung, len(bracket.budgets) - 1)]
 
     def out(self, trial: int) -> str | None:
-        """Return why the trial is out of its bracket; None where it is not."""
+        """Return why the trial is out of its bracket; None if it is not."""
         return self._bracket(trial).out.get(trial)
 
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections of all trials, those that have not begun included."""
+        """Return the sections of all trials, including those that have not begun."""
         return sum(sections_of(self.counts(bracket), again=again) for bracket in self.brackets)
 
     def counts(self, bracket: Bracket) -> Iterator[tuple[int, int]]:
-        """Yield (trials that are to reach it, budget) for each rung."""
+        """Yield (number of trials, budget) for each rung."""
         count = len(bracket.trials)
         for budget in bracket.budgets:
             yield count, budget
@@ -82,7 +82,7 @@ class Hyperband(Scheduler):
         return self.brackets[bisect_right(self._ends, trial)]
 
     def _reconsider(self, trial: int) -> None:
-        """Decide the rungs of a trial's bracket that all have reached."""
+        """Decide the rungs of the trial's bracket that all their trials have reached."""
         bracket = self._bracket(trial)
         while not bracket.over:
             budget = bracket.budgets[bracket.rung]
@@ -95,11 +95,11 @@ class Hyperband(Scheduler):
     def _decide(self, bracket: Bracket, budget: int) -> None:
         order = ranked(self.results.all_at(bracket.racing, budget))
         last = bracket.rung + 1 == len(bracket.budgets)
-        # A bracket that was cut short by the number of trials still has a winner.
+        # A bracket with fewer trials than planned, because the search has no more, still has a winner.
         count = len(order) if last else max(len(order) // self.eta, 1)
         for place, trial in enumerate(order[count:], start=count + 1):
             bracket.out[trial] = f"number {place} of {len(order)} after section {budget}"
-        # One that fails later on counts as the worst of the rung to come, whenever that is known.
+        # A trial that fails afterwards counts as the worst of the next rung, whenever its failure becomes known.
         bracket.racing = order[:count]
         bracket.rung += 1
         if not bracket.over:
@@ -108,15 +108,15 @@ class Hyperband(Scheduler):
 
 
 def brackets(most: int, eta: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (trials, budgets) of each bracket for `most` sections a trial, the one with most trials first."""
+    """Return (number of trials, budgets) of each bracket for `most` sections per trial; the bracket with the most trials is first."""
     deepest = len(rungs(most, eta)) - 1
-    # In whole numbers: n = ⌈(deepest + 1) η^s / (s + 1)⌉.
+    # Integer form of n = ⌈(deepest + 1) η^s / (s + 1)⌉.
     sizes = [(s, -((deepest + 1) * eta**s // -(s + 1))) for s in range(deepest, -1, -1)]
     return [(size, rungs(most, eta)[deepest - s :]) for s, size in sizes]
 
 
 def rungs(most: int, eta: int) -> tuple[int, ...]:
-    """Return the budgets from the least, of one section or a little more, up to `most`, each η times the one before."""
+    """Return the budgets, from the smallest, of at least one section, up to `most`; each is η times the previous one, rounded."""
     deepest = 0
     while eta ** (deepest + 1) <= most:
         deepest += 1
@@ -124,7 +124,7 @@ def rungs(most: int, eta: int) -> tuple[int, ...]:
 
 
 def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
-    """Return brackets for so many trials, the last of them maybe cut short."""
+    """Return brackets for `trials` trials; the last bracket may have fewer than planned."""
     found: list[Bracket] = []
     start = 0
     while start < trials:

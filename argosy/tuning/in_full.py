@@ -1,4 +1,4 @@
-"""Every trial trains to the end: random search, and grids."""
+"""A scheduler that trains every trial to the end, for random search and grids."""
 
 from argosy.tuning.scheduler import Scheduler
 
@@ -6,14 +6,14 @@ __all__ = ["InFull"]
 
 
 class InFull(Scheduler):
-    """So many trials, all of one budget."""
+    """Trials that all have the full budget."""
 
     def __init__(self, *, most: int, trials: int) -> None:
         self.most = most
         super().__init__(trials)
 
     def budget(self, trial: int) -> int:
-        """Return the one budget of all trials."""
+        """Return the full budget."""
         return self.most
 
     def out(self, trial: int) -> str | None:

@@ -1,7 +1,7 @@
-"""The median rule (Golovin et al., KDD 2017): a trial that is worse than the usual one was so far ends.
+"""The median rule (Golovin et al., KDD 2017): a trial ends when it is worse than the median of all trials so far.
 
-A trial ends after a section where its best cost is worse than the median of what all trials had on the mean over the same
-sections, those with fewer over the ones that they have. What a trial had after a section is its best so far. The first sections decide nothing.
+After each section, a trial's best cost is compared with the median over all trials of their mean cost up to that section. A trial with
+fewer sections enters with the mean of those it has. The cost after a section is the best one so far. The first sections decide nothing.
 """
 
 import statistics
@@ -13,18 +13,18 @@ from argosy.tuning.scheduler import Scheduler
 __all__ = ["Median"]
 
 LEAST_TRIALS = 5
-"""Trials that must have been seen before any ends."""
+"""Number of trials with results before any trial may end."""
 
 
 @dataclass(slots=True)
 class RunningMeans:
-    """The means of trials over the same sections, of which one changes with each report: thousands are not to be sorted each time."""
+    """Sorted mean costs of all trials up to one section, updated one by one, because sorting thousands with every report is slow."""
 
     ascending: list[float] = field(default_factory=list)
     _of_trial: dict[int, float] = field(default_factory=dict)
 
     def note(self, trial: int, costs: list[float]) -> None:
-        """Note what a trial has reached by now."""
+        """Replace the mean of a trial by that of its present costs."""
         if trial in self._of_trial:
             del self.ascending[bisect_left(self.ascending, self._of_trial.pop(trial))]
         if costs:
@@ -33,7 +33,7 @@ class RunningMeans:
 
 
 class Median(Scheduler):
-    """All trials at once, each watched after every section."""
+    """All trials at once, each judged after every section."""
 
     def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
         self.most = most
@@ -41,15 +41,15 @@ class Median(Scheduler):
         """No trial ends before more than `grace` sections."""
         super().__init__(trials)
         self._means: dict[int, RunningMeans] = {}
-        """By section, as far as it was asked for."""
+        """Means by section, computed on demand."""
 
     def budget(self, trial: int) -> int:
-        """Return one more section than the trial has trained, where it is not out."""
+        """Return one more section than the trial has trained, unless it is out."""
         reached = self.results.sections(trial)
         return reached if self.out(trial) else min(reached + 1, self.most)
 
     def out(self, trial: int) -> str | None:
-        """Return why the trial is out: its best cost is worse than the median."""
+        """Return the reason if the trial's best cost is worse than the median; None otherwise."""
         reached = self.results.sections(trial)
         if reached <= self.grace or reached >= self.most:
             return None
@@ -60,11 +60,11 @@ class Median(Scheduler):
         return f"worse than the median of {len(means)} trials after section {reached}"
 
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections as if no more trials went out, as it is not known which will."""
+        """Return the sections as if no further trial will be out, because it is unknown which will."""
         return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
 
     def _reconsider(self, trial: int) -> None:
-        """Note its newest section, which counts in the means up to that and later ones; what a failed trial had reached still does."""
+        """Add the trial's newest section to the means up to it and to later sections; a failed trial's earlier results still count."""
         newest = self.results.sections(trial)
         for sections, means in self._means.items():
             if sections >= newest:

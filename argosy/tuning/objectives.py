@@ -1,8 +1,8 @@
-"""What trials are compared by: one objective or several, under constraints.
+"""Comparison of trials by one or several objectives, under constraints.
 
-A trial is judged by one of its sections, that with the best first objective, because its weights are those of one section. Of
-several objectives none outweighs another: trials are compared by level, and within a level by how far its neighbours are (Deb et
-al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002). With one objective levels are equal values.
+A trial is judged by a single section, the one with the best first objective, because its weights come from one section. Several
+objectives weigh equally: trials are compared by level, and within a level by the distance to their neighbours (Deb et
+al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002). With one objective, a level is a set of equal values.
 """
 
 import math
@@ -21,19 +21,19 @@ from argosy.stopping import Mode
 __all__ = ["TOTALS", "Cost", "Objectives", "inserted", "levels", "ranked", "reached"]
 
 TOTALS = ("seconds", "samples", "parameters")
-"""What is known of a trial beside the metrics of its members: seconds of its own training and validation and samples that it trained
-on, both up to the end of a section, and the number of its network's parameters."""
+"""Results of a trial besides the metrics of its members: the seconds of its own training and validation and the samples that it trained
+on, both up to the end of a section, and the number of parameters of its network."""
 Costs = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a trial has reached: lower is better, and what is not a number is worse than any."""
+    """A trial's results for comparison: lower is better, and NaN is worse than any number."""
 
     values: Costs
     """One for each objective."""
     excess: float = 0.0
-    """Sum of the constraints that it breaks; whatever the values, it is behind trials that break none."""
+    """Sum of the violated constraints; a trial with violations ranks behind all trials without, whatever its values."""
 
     @property
     def counts(self) -> bool:
@@ -46,13 +46,13 @@ class Objectives:
     """The objectives and constraints of one search."""
 
     modes: Mapping[str, Mode]
-    """By name. The first is a metric: the section with the best of it is what a trial is judged by."""
+    """Modes by objective. The first objective is a metric; a trial is judged by the section with its best value."""
     constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
-    """What a trial has reached -> numbers, of which none may be above 0."""
+    """Function from a trial's results to numbers; each one above 0 is a violation."""
 
     @classmethod
     def of(cls, terms: Mapping[str, Any]) -> "Objectives":
-        """Return those of a search, from its terms in the journal."""
+        """Return the objectives of a search, from its terms in the journal."""
         return cls(modes={terms["objective"]: terms["mode"], **terms.get("others", {})})
 
     @property
@@ -66,17 +66,17 @@ class Objectives:
         return self.modes[self.first]
 
     def values(self, reached: Mapping[str, float]) -> Costs:
-        """Return what a trial has reached in each objective; NaN where it has not."""
+        """Return a trial's value of each objective; NaN if it has none."""
         return tuple(reached.get(name, math.nan) for name in self.modes)
 
     def cost(self, reached: Mapping[str, float], constrained: Iterable[float]) -> Cost:
-        """Return the cost of what a trial has reached, given what the constraints say of it."""
+        """Return the cost of a trial, given its results and its constraint values."""
         signs = (1 if mode == "min" else -1 for mode in self.modes.values())
         values = tuple(sign * value for sign, value in zip(signs, self.values(reached), strict=True))
         return Cost(values, math.fsum(value for value in constrained if value > 0))
 
     def constrained(self, reached: Mapping[str, float]) -> tuple[float, ...]:
-        """Return what the constraints say of a trial; raises StudyError where they raise, or that is not numbers."""
+        """Return the constraint values of a trial; raises StudyError if the function raises or does not return numbers."""
         if self.constraints is None:
             return ()
         try:
@@ -97,8 +97,10 @@ class Objectives:
 
 
 def reached(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, float]:
-    """Return the metrics of a section and the `TOTALS` up to it: the means of members, each given by its sections up to that one and the
-    number of its parameters."""
+    """Return the metrics of a section and the `TOTALS` up to it, as means over members.
+
+    Each member is given by its sections up to that one, and the number of its parameters.
+    """
     rows = [
         {
             **sections[-1].metrics,
@@ -112,16 +114,16 @@ def reached(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, 
 
 
 def levels(costs: Sequence[Cost]) -> list[int]:
-    """Return the level of each cost, lower ones better.
+    """Return the level of each cost; lower is better.
 
-    Level 0 are the costs that no other dominates, by being nowhere worse and somewhere better; level 1 those that are so without
-    level 0, and so on. Costs that break constraints follow, by their excess, and last what is not a number.
+    Level 0 holds the costs that no other dominates (is nowhere worse and somewhere better); level 1 holds those that none dominates
+    once level 0 is removed, and so on. Costs that violate constraints follow, ordered by their excess; costs with NaN are last.
     """
     return _levels(costs, _fronts(costs))
 
 
 def ranked(costs: Iterable[tuple[Cost, int]]) -> list[int]:
-    """Return the trials by (cost, trial), best first: by level, within one the loneliest first, equals by the trial's number."""
+    """Return the trials, best first: by level, then those farthest from their neighbours first, then by trial number."""
     found = [*costs]
     fronts = _fronts([cost for cost, _ in found])
     room = {values: space for front in fronts for values, space in _room(front).items()}
@@ -131,7 +133,7 @@ def ranked(costs: Iterable[tuple[Cost, int]]) -> list[int]:
 
 
 def inserted(trial: int, order: Sequence[int], cost_of: Callable[[int], Cost]) -> list[int]:
-    """Return an order of `ranked` with one trial more. Of one objective the others keep their order, so thousands need not be ranked anew."""
+    """Return an order from `ranked` with one more trial; with one objective, the others keep their order, so none are ranked again."""
     if len(cost_of(trial).values) > 1:
         return ranked((cost_of(one), one) for one in (*order, trial))
     found = [*order]
@@ -140,7 +142,7 @@ def inserted(trial: int, order: Sequence[int], cost_of: Callable[[int], Cost]) -
 
 
 def _of_one(cost: Cost) -> tuple[int, float]:
-    """Return the level of a cost of one objective: its kind, and its place in that."""
+    """Return a sort key for a cost of one objective: its kind (valid, violating, NaN), and its rank within the kind."""
     return (2, 0.0) if not cost.counts else (1, cost.excess) if cost.excess else (0, cost.values[0])
 
 
@@ -155,10 +157,10 @@ def _levels(costs: Sequence[Cost], fronts: Sequence[Sequence[Costs]]) -> list[in
 
 
 def _fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
-    """Return the different values of costs that break nothing by level (Zhang et al., An efficient approach to nondominated sorting, 2015)."""
+    """Return the distinct values of costs without violations, by level (Zhang et al., An efficient approach to nondominated sorting, 2015)."""
     fronts: list[list[Costs]] = []
     for one in sorted({cost.values for cost in costs if cost.counts and not cost.excess}):
-        # What dominates a value comes before it, and where a level has such a one, so has each level before.
+        # Whatever dominates a value precedes it in this order. If a level contains a dominating value, so does every level before it.
         place = bisect_left(fronts, True, key=partial(_is_free, one))
         if place == len(fronts):
             fronts.append([])
@@ -167,12 +169,12 @@ def _fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
 
 
 def _is_free(one: Costs, front: Sequence[Costs]) -> bool:
-    """Return whether none of a front, which are other values, dominates this value."""
+    """Return whether no value of a front dominates this one, which is not in it."""
     return not any(all(map(le, other, one)) for other in reversed(front))
 
 
 def _room(front: Sequence[Costs]) -> dict[Costs, float]:
-    """Return how far apart the neighbours of each value are, added up over the objectives; without a bound for the ends."""
+    """Return the distance between the neighbours of each value, summed over the objectives; infinite at the ends."""
     found = dict.fromkeys(front, 0.0)
     for place in range(len(front[0])):
         order = sorted(front, key=itemgetter(place))

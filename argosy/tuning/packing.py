@@ -1,7 +1,7 @@
-"""Which trials of a rung share a device: the policies of Pack (Liu et al., DEEM 2021), behind one seam.
+"""Policies for which trials of a rung share a device, from Pack (Liu et al., DEEM 2021), behind one interface.
 
-Each answers one question until no trial is left: which of those that wait train together next. All are functions of
-their arguments alone. Trials keep their names wherever they are packed, so what they reach is never mixed up.
+A policy is asked repeatedly, until no trial is left, which of the waiting trials train together next. Its answers depend only on
+its arguments. Trials keep their names wherever they are packed, so their results are never mixed up.
 """
 
 import re
@@ -31,7 +31,7 @@ class Packing(Protocol):
     """A policy that packs the trials of a rung."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return the next pack of those that wait, in the order in which they are given memory; never empty."""
+        """Return the next pack of the waiting trials, in the order in which they get memory; never empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class EqualBatches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slices:
-    """Packs of so many trials in a row, a random set as parameters are drawn at random. One at a time is no packing."""
+    """Packs of `size` consecutive trials: a random set, because parameters are drawn at random. Size 1 means no packing."""
 
     size: int
 
@@ -56,15 +56,15 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nearest:
-    """Packs of a random trial and those that are most like it: ``size`` in all."""
+    """Packs of a random trial and those most similar to it, ``size`` in total."""
 
     size: int
     seed: int
     choices: Mapping[str, Sequence[Any]]
-    """Values, in order, of parameters with a finite number of them."""
+    """Ordered values of the parameters that have finitely many."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return a random trial and the nearest ones; of equally near ones those that were proposed first."""
+        """Return a random trial and the nearest ones; among equally near ones, those proposed first."""
         # The draw depends on the waiting trials, so the same question has the same answer.
         centre = Random(f"{self.seed}/{'/'.join(one.name for one in waiting)}").choice(waiting)
         places = self._places(waiting)
@@ -73,7 +73,7 @@ class Nearest:
         return [centre, *others[: self.size - 1]]
 
     def _places(self, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
-        """Return for each numeric parameter its values in order: those of its choice, or those of the waiting trials."""
+        """Return the sorted values of each numeric parameter: all possible ones if known, otherwise those of the waiting trials."""
         found: dict[str, list[Any]] = {}
         for name in dict.fromkeys(name for one in waiting for name in one.parameters):
             values = self.choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
@@ -83,7 +83,7 @@ class Nearest:
 
 
 def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], second: Mapping[str, Any]) -> int:
-    """Return the L1 distance of places in lists of values; what has no order, or is not there, differs by 1."""
+    """Return the L1 distance between positions in `places`; a parameter without order, or that one side lacks, counts 1 if it differs."""
     total = 0
     for name in {**first, **second}:
         if name in places and name in first and name in second:
@@ -94,7 +94,7 @@ def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], sec
 
 
 def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]]) -> Packing | None:
-    """Return the packing that a search's `packs` names; None where the planner packs."""
+    """Return the packing that a search's `packs` names; None if the planner packs."""
     sized = SIZED.fullmatch(packs)
     if sized is not None and sized[1] == "knn":
         return Nearest(size=int(sized[2]), seed=seed, choices=choices)
@@ -105,7 +105,7 @@ def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]])
 
 
 def check_packs(packs: str) -> None:
-    """Raise StudyError for a text that means no packing."""
+    """Raise StudyError if `packs` names no packing."""
     if not isinstance(packs, str) or (packs not in ("planned", "none", "batch-size") and not SIZED.fullmatch(packs)):
         raise StudyError(
             f"packs is {packs!r}; choose planned, none, batch-size, or random(k) or knn(k) for packs of k trials, "

@@ -1,8 +1,8 @@
-"""Population based training (Jaderberg et al., 2017): the worst of a population take over weights of the best, with other parameters.
+"""Population based training (Jaderberg et al., 2017): clones of the best trials, with changed parameters, replace the worst.
 
-After each generation the last ⌊n/η⌋ end, and as many trials take their places: each a clone of one of the first ⌊n/η⌋, with
-parameters near those of its source. A generation is decided when the last of its trials has reached its end, and the next one
-begins when all clones are there, so that the outcome depends on nothing but what trials reached.
+After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of one of the best ⌊n/η⌋, with
+parameters near those of its source. A generation is decided when its last trial has reached its end, and the next one
+begins when all clones have begun, so the outcome depends only on the results of trials.
 """
 
 from random import Random
@@ -14,36 +14,36 @@ __all__ = ["Pbt"]
 
 
 class Pbt(Scheduler):
-    """One population of so many trials; clones reached what their sources had, and take the places of those that failed."""
+    """One population; clones inherit the results of their sources, and also replace trials that failed."""
 
     def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
         self.most = most
         self.every = every
+        """Sections of a generation."""
         self.seed = seed
-        """A generation trains for `every` sections."""
         self.replaced: int = max(trials // eta, 1) if trials > 1 else 0
         super().__init__(trials)
         self.racing: list[int] = list(range(trials))
         """The population."""
         self._mark = min(every, most)
-        """Sections that the whole population has to reach next."""
+        """Section that the whole population has to reach next."""
         self._missing = set(self.racing)
-        """Trials of the population that have not reached them."""
+        """Trials of the population that have not reached it."""
         self._whole = True
-        """Whether all clones have begun, so that the mark is the end of the generation, and not its beginning."""
+        """Whether all clones have begun, so that `_mark` is the end of the generation and not its beginning."""
         self._out: dict[int, str] = {}
 
     def budget(self, trial: int) -> int:
-        """Return the sections that the population reaches next; of a trial that is out, what it has trained."""
+        """Return the section that the population reaches next; for a trial that is out, the sections it has trained."""
         return self.results.sections(trial) if trial in self._out else self._mark
 
     def out(self, trial: int) -> str | None:
-        """Return why the trial is out, and which clone takes its place; None where it is not."""
+        """Return why the trial is out, and which clone takes its place; None if it is not out."""
         return self._out.get(trial)
 
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections of the population: a clone goes on in the place of the trial that has ended."""
-        del again  # no trial begins anew
+        """Return the sections of the population; a clone continues in the place of a trial that ended."""
+        del again  # no trial starts from scratch
         return self.trials * self.most
 
     def _reconsider(self, trial: int) -> None:
@@ -60,7 +60,7 @@ class Pbt(Scheduler):
 
     def _decide(self) -> None:
         found = ranked(self.results.all_at(self.racing, self._mark))
-        # Whenever a failure becomes known, it counts in the generation that the trial did not end.
+        # A failure counts in the generation that the trial did not finish, whenever it becomes known.
         dead = [t for t in found if t in self.results.failed and self.results.sections(t) < self._mark]
         alive = [t for t in found if t not in dead]
         order = [*alive, *dead]

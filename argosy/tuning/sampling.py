@@ -1,9 +1,9 @@
-"""Optuna's part: it proposes parameters, and its storage shows the search to its dashboard. The only file that imports it.
+"""Sampling with Optuna, which proposes parameters, and a copy of the search in Optuna's storage, for its dashboard. Only this file imports Optuna.
 
-What was proposed is in the run's journal before anything trains, and all that is here follows from that: trials are sampled in
-memory, each under a seed of its own number, so that a search that was killed proposes the same ones again. A sampler is shown
-every trial that has reached something, those that rest included (`Shown`). The storage is a copy
-that Argosy alone writes; where it is not what the journal says, it is written anew.
+Proposed parameters are in the run's journal before anything trains, and the state here is rebuilt from the journal. Trials are sampled in
+memory, each with a seed derived from its number, so a search that was killed proposes the same trials again. A sampler sees
+every trial that has a result, including resting ones (`Shown`). The storage is only a copy, and only Argosy writes it; if it
+contradicts the journal, it is rewritten.
 """
 
 import contextlib
@@ -53,29 +53,29 @@ STATES: Mapping[str, TrialState] = {
 DIRECTIONS: Mapping[str, StudyDirection] = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
 CONSTRAINTS = "constraints"
-"""Attribute under which samplers look for what the constraints say of a trial."""
+"""Attribute under which samplers look for a trial's constraint values."""
 GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
-"""Of several objectives: share of the trials that count as good ones, the most of them, and proposals of which one is taken."""
+"""For several objectives: the fraction of trials that count as good, the maximum number of good ones, and the candidates per proposal."""
 INDEPENDENT = (optuna.samplers.RandomSampler, optuna.samplers.QMCSampler)
-"""Samplers that propose the same whatever trials have reached."""
+"""Samplers whose proposals do not depend on results."""
 GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
-"""Samplers that propose each point once, of which they ask the study and draw under one seed."""
+"""Samplers that propose each point once; they look up the used points in the study and draw with one seed."""
 STARTUP = "n_startup_trials"
-"""What samplers call the number of trials that they draw at random first."""
+"""Samplers' keyword for the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
 Place = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
-"""Factors by which a population's numbers change."""
+"""Factors by which a clone's numeric parameters change."""
 
 
 def default_sampler(objectives: int, at_once: int | None) -> Callable[..., Any]:
-    """Return Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or that for several objectives in waves."""
+    """Return TPE, Optuna's default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or its variant for several objectives."""
     return optuna.samplers.TPESampler if objectives == 1 or at_once == 1 else ParetoSampler
 
 
 class ParetoSampler(optuna.samplers.TPESampler):
-    """TPE for several objectives, with numbers that suit trials in waves (`benchmarks/pareto.py`): many proposals, and many good trials."""
+    """TPE for several objectives, tuned for trials in waves (`benchmarks/pareto.py`): more candidates, and more trials that count as good."""
 
     def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
         with warnings.catch_warnings():
@@ -84,16 +84,16 @@ class ParetoSampler(optuna.samplers.TPESampler):
 
 
 def _good(trials: int) -> int:
-    """Return how many of so many trials count as good: a Pareto set is wider than one best trial."""
+    """Return how many of `trials` trials count as good: a Pareto set is wider than one best trial."""
     return min(math.ceil(GOOD * trials), MOST_GOOD)
 
 
 class Copy:
     """A study in Optuna's storage that shows the trials of one directory.
 
-    Contract. A thread of its own writes there, so that the search never waits for a disk or a database; callers leave the newest
-    frozen states of trials, which do not change any more. A write that fails is reported at the end, when nothing is lost by it:
-    the same command writes everything that is missing.
+    Contract. A separate thread writes to the storage, so the search never waits for a disk or a database. Callers pass frozen copies
+    of trials, which no longer change. A failed write is reported at the end; nothing is lost, because running the same command
+    again writes whatever is missing.
     """
 
     def __init__(self, directory: Path, store: Store, *, modes: Sequence[Mode]) -> None:
@@ -106,19 +106,19 @@ class Copy:
             self.storage: Any = JournalStorage(_file(file)) if store.url is None else _database(store.url)
             self.study: Any = self._open()
         except (SQLAlchemyError, ImportError, ValueError) as error:
-            # Without the address, in which there may be a password.
+            # The URL is left out, because it may contain a password.
             raise RunError(
                 f"Optuna's storage cannot be opened: {str(error).splitlines()[0]}. Choose another, for example "
                 "sqlite:///search.db, or omit storage= to use a file in the directory."
             ) from error
         self._known: dict[int, tuple[int, set[int]]] = {}
-        """By a trial's number: its number in the storage, and the steps that are reported there."""
+        """By trial number: its number in the storage, and the steps already reported there."""
         self._news: queue.SimpleQueue[list[FrozenTrial] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_news, name="optuna-storage", daemon=True)
         self._failure: Exception | None = None
 
     def settle(self, trials: list[FrozenTrial]) -> None:
-        """Let the storage hold these trials and no others."""
+        """Make the storage contain exactly these trials, and start the writer thread."""
         there = self.study.get_trials(deepcopy=False)
         if any(map(_contradicts, there, trials)) or len(there) > len(trials):
             optuna.delete_study(study_name=self.name, storage=self.storage)
@@ -133,11 +133,11 @@ class Copy:
         self._writer.start()
 
     def show(self, trials: list[FrozenTrial]) -> None:
-        """Write trials that have got further, soon."""
+        """Queue trials with new results for writing."""
         self._news.put(trials)
 
     def close(self) -> None:
-        """Wait until everything is written; raises RunError where something could not be."""
+        """Wait until everything is written; raises RunError if a write failed."""
         self._news.put(None)
         self._writer.join()
         if self._failure is not None:
@@ -151,7 +151,7 @@ class Copy:
             while (trials := self._news.get()) is not None:
                 for trial in trials:
                     self._write(trial)
-        except Exception as error:  # the end of a thread: `close` raises it
+        except Exception as error:  # this ends the thread; `close` reports it
             self._failure = error
 
     def _write(self, trial: FrozenTrial) -> None:
@@ -190,11 +190,11 @@ class Copy:
 
 
 class Shown(InMemoryStorage):
-    """The trials of one search in memory; while a sampler is asked, as it is to see them.
+    """In-memory storage of the trials of one search, which presents them differently while a sampler is asked.
 
-    Optuna's samplers learn nothing from a trial that is not over: one that rests at a rung, and may go on, is shown as pruned there,
-    with all its values. One that failed is shown as pruned before its first value, which is worse than any. One that has reached
-    nothing yet is running, by which samplers with a constant liar know that it is being tried.
+    Optuna's samplers learn nothing from unfinished trials. So a trial that rests at a rung, and may continue, is shown as pruned there,
+    with all its values. A failed trial is shown as pruned before its first value, which ranks below all others. A trial without
+    results is shown as running, which tells samplers with a constant liar that its parameters are being tried.
     """
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Shown(InMemoryStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials as they are; while a sampler is asked, as it is to see them."""
+        """Return the trials as they are or, while a sampler is asked, as it should see them."""
         if not self.asking or states == (TrialState.WAITING,):
             found: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
             return found
@@ -240,30 +240,30 @@ class Sampling:
     ) -> None:
         self.space = space
         self.modes = modes
-        """Of each objective."""
+        """Mode of each objective."""
         self.seed = seed
         self.waiting: dict[int, Mapping[str, Any]] = dict(enumerate(first))
-        """Parameters, or some of them, that no trial has yet, and that those to come have first; by place in what was enqueued."""
+        """Enqueued parameters, complete or not, that no trial has used yet, by position in `first`; the next trials take them."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         _check_sampler(self.sampler, len(modes))
         self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
-        """Whether what the sampler proposes depends on what trials have reached."""
+        """Whether the sampler's proposals depend on results."""
         self.learns: bool = self.can_learn and not grid
         self.in_sequence: bool = not grid and _is_of(self.sampler, optuna.samplers.QMCSampler)
-        """Whether trials are the points of one sequence, of which each trial takes one, also where its parameters are known."""
+        """Whether trials are consecutive points of one sequence; each trial takes one, even if its parameters are known."""
         self._shown = Shown()
         with _quietly():
             self.study: optuna.Study = optuna.create_study(
                 directions=[DIRECTIONS[mode] for mode in modes], storage=self._shown
             )
         self.points: dict[Place, dict[str, Any]] | None = _points(space) if grid else None
-        """Points of a grid that no trial has, in order, by `_place`."""
+        """Points of a grid that no trial has used yet, in order, by `_place`."""
         self._trials: list[optuna.Trial] = []
         if not callable(space):
             _check_distributions(space)
 
     def ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the next trial's parameters for the journal, and what its member is built from."""
+        """Return the next trial's parameters for the journal, and the argument from which its member is built."""
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
@@ -272,7 +272,7 @@ class Sampling:
             return self._ask() if place is None else self._enqueued(place)
 
     def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
+        """Ask for a trial with some parameters given; raises StudyError for values that are not in the space."""
         given = dict(self.waiting[place])
         found, built_from = self._given(
             given, lambda why: StudyError(f"enqueue[{place}] is {given}, but {why}. Use values of the space.")
@@ -286,25 +286,28 @@ class Sampling:
 
     @property
     def startup(self) -> int:
-        """Trials that the sampler draws at random before it learns from any."""
+        """Number of trials that the sampler draws at random before it learns."""
         found = inspect.signature(self.sampler).parameters.get(STARTUP)
         return found.default if found is not None and isinstance(found.default, int) else 0
 
     def _take_sampler(self) -> None:
-        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart; a sequence keeps its seed."""
+        """Make the sampler for the next trial, with the trial's own seed, so that it is the same after a restart.
+
+        A sampler of a sequence keeps the search's seed.
+        """
         seed = random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32)
         if self.in_sequence:
-            # What is not of the sequence, as the first trial, is drawn for each trial by itself.
+            # Parameters that the sequence does not supply, for example those of the first trial, are drawn with the trial's own seed.
             bound = {"independent_sampler": optuna.samplers.RandomSampler(seed=seed), **_bound(self.sampler)}
             self.study.sampler = self.sampler(**{**bound, "seed": self.seed})
         else:
             self.study.sampler = self.sampler(seed=seed)
 
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the same for a trial with known parameters; raises RunError where the space has others.
+        """Return what `ask` does, for a trial with known parameters; raises RunError if the space does not match them.
 
-        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does. One of
-        a sequence counts its points.
+        A sampler that learns is still asked, because it may store state with a trial that later proposals need, as CMA-ES does. A
+        sampler of a sequence is asked because it counts points.
         """
         if self.learns or self.in_sequence:
             self._take_sampler()
@@ -323,9 +326,9 @@ class Sampling:
     def _given(
         self, parameters: Mapping[str, Any], refused: Callable[[str], Exception]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Ask for a trial with these parameters; raises what `refused` makes of the reason where the space has others."""
+        """Ask for a trial with these parameters; if they do not fit the space, raise the exception that `refused` makes of the reason."""
         with _quietly(), warnings.catch_warnings():
-            # For a value out of its range Optuna only warns.
+            # Optuna only warns about a value out of range.
             warnings.filterwarnings("error", "Fixed parameter", UserWarning)
             try:
                 self.study.enqueue_trial(dict(parameters))
@@ -334,23 +337,23 @@ class Sampling:
                 raise refused(str(error).rstrip(".")) from error
 
     def explored(self, parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Return parameters near these: each of those named is a fifth less or more, or the choice beside it; drawn for the next trial."""
+        """Return parameters near these for the next trial: each named one is drawn a fifth lower or higher, or as an adjacent choice."""
         assert isinstance(self.space, Mapping)
         draw = random.Random(f"{self.seed}/{len(self._trials)}")
         return {**parameters, **{name: _near(self.space[name], parameters[name], draw) for name in names}}
 
     @property
     def choices(self) -> dict[str, list[Any]]:
-        """Values, in order, of parameters with few of them; none for a space that is a function."""
+        """Ordered values of the parameters that have at most `FEW`; empty if the space is a function."""
         if callable(self.space):
             return {}
         found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
         return {name: _values(name, distribution) for name, distribution in found.items()}
 
     def report(self, number: int, sections: int, value: float, constrained: Sequence[float] = ()) -> None:
-        """Note what a trial has reached after so many sections, and what the constraints say of it.
+        """Record a trial's value after `sections` sections, and its constraint values.
 
-        Of several objectives Optuna has no values before a trial is complete.
+        With several objectives, Optuna accepts no values before a trial is complete.
         """
         if len(self.modes) == 1:
             self._trials[number].report(value, sections)
@@ -360,7 +363,7 @@ class Sampling:
             self._shown.set_trial_system_attr(trial, CONSTRAINTS, [*constrained])
 
     def end(self, number: int, outcome: Outcome, values: Sequence[float]) -> None:
-        """Note how a trial ended, and what it has reached in each objective."""
+        """Record how a trial ended, and its value of each objective."""
         self.study.tell(number, values if outcome == "complete" else None, STATES[outcome])
 
     def frozen(self) -> list[FrozenTrial]:
@@ -389,18 +392,18 @@ class Sampling:
         return trial.params, dict(trial.params if built_from is None else built_from)
 
     def _wait_no_more(self, parameters: Mapping[str, Any]) -> None:
-        """Strike out the first of what waits that a trial with these parameters is."""
+        """Remove the first enqueued entry that these parameters contain."""
         place = next((place for place, given in self.waiting.items() if given.items() <= parameters.items()), None)
         if place is not None:
             del self.waiting[place]
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
-        """Return Optuna's next trial, and what the space makes of it where that is a function."""
+        """Return Optuna's next trial, and what the space returns for it if it is a function."""
         trial = self.study.ask() if callable(self.space) else self.study.ask(dict(self.space))
-        # The first trial takes no point of a sequence, which knows the space from that trial.
+        # The first trial takes no point of a sequence, because the sampler learns the space from that trial.
         if self.learns or (self.in_sequence and self._trials):
-            # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from. It
-            # is asked before the trial has any, as where none are given.
+            # If all parameters are given, Optuna does not ask the sampler, which may need to store state with the trial for later
+            # proposals. Ask it before the trial has parameters, as happens when none are given.
             _ = trial.relative_params
         return trial, self.space(trial) if callable(self.space) else None
 
@@ -442,9 +445,9 @@ def _name(sampler: Callable[..., Any]) -> str:
 
 
 def _file(path: Path) -> JournalFileBackend:
-    """Return a journal of Optuna's without what a killed driver left there: its lock, and a part of its last line.
+    """Return Optuna's journal file, after removing what a killed driver may have left: a lock, and an incomplete last line.
 
-    It is made here: Optuna would make one that whoever the umask lets may write, also at the end of a link.
+    The file is created here, because Optuna would follow a symbolic link and let the umask decide who may write it.
     """
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     with appending(path) as file:
@@ -458,7 +461,7 @@ def _database(url: str) -> Any:
 
 
 def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
-    """Return whether a stored trial can no longer become the one given."""
+    """Return whether the stored trial can no longer become `here`."""
     if there.params != here.params:
         return True
     ended = there.state.is_finished()
@@ -486,7 +489,7 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
 
 
 def _points(space: Any) -> dict[Place, dict[str, Any]]:
-    """Return all points of a space of finitely many values, the last parameter changing fastest."""
+    """Return all points of a finite space, the last parameter changing fastest."""
     if callable(space):
         raise StudyError(
             "scheduler 'grid' needs a space of named distributions, but space is a function. Pass a dictionary."
@@ -498,7 +501,7 @@ def _points(space: Any) -> dict[Place, dict[str, Any]]:
 
 
 def _place(point: Mapping[str, Any]) -> Place:
-    """Return a key for a point of a grid: steps that add up to 0.30000000000000004 count as 0.3."""
+    """Return a key for a point of a grid; floats are rounded, so that 0.30000000000000004 equals 0.3."""
     rounded = {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in point.items()}
     return frozenset(rounded.items())
 
@@ -515,7 +518,7 @@ def _values(name: str, distribution: Any) -> list[Any]:
 
 
 def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
-    """Return a value of a distribution beside this one; the same where there is no other."""
+    """Return a neighbouring value of the distribution, or `value` itself if there is none."""
     if isinstance(distribution, CategoricalDistribution):
         place = distribution.choices.index(value)
         beside = [*distribution.choices[max(place - 1, 0) : place], *distribution.choices[place + 1 : place + 2]]
@@ -531,7 +534,7 @@ def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
 
 
 def _count(distribution: Any) -> float:
-    """Return the number of a distribution's values; infinite where it has no step."""
+    """Return the number of values of a distribution; infinite if it has no step."""
     if isinstance(distribution, CategoricalDistribution):
         return len(distribution.choices)
     if distribution.step is None:
@@ -541,7 +544,7 @@ def _count(distribution: Any) -> float:
 
 
 def write_plots(study: optuna.Study, path: Path) -> None:
-    """Write Optuna's own drawings of a study as one page; raises StudyError without plotly."""
+    """Write Optuna's plots of a study to one page; raises StudyError without plotly."""
     if not optuna.visualization.is_available():
         raise StudyError(
             "plots of a search need plotly, which is not installed. Install it: pip install 'argosy[tune]'."
@@ -555,7 +558,7 @@ def write_plots(study: optuna.Study, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence Optuna's lines about studies that begin and trials that are taken up."""
+    """Silence Optuna's log lines about new studies and trials."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

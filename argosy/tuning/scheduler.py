@@ -1,8 +1,8 @@
-"""The seam of the schedulers: how many trials begin, how far each may train, and which of them are out.
+"""The interface of schedulers: how many trials begin, how far each one may train, and which ones are out.
 
-A scheduler is a pure state machine: it receives what trials reached, in any order and again after a restart, and is asked
-what follows. Trials are numbered from 0 as they begin; budgets are sections of a trial's own training. What a trial reached is a
-*cost* for each objective.
+A scheduler is a pure state machine. It receives results, in any order and again after a restart, and answers questions about
+what follows. Trials are numbered from 0 in the order in which they begin; budgets count sections of a trial's own training. The
+result of a trial is a *cost* for each objective.
 """
 
 import math
@@ -15,12 +15,12 @@ from argosy.tuning.objectives import Cost
 __all__ = ["Results", "Scheduler", "is_out", "sections_of"]
 
 OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
-"""Beginning of what schedulers answer to `Scheduler.out`."""
+"""Matches the beginning of every reason that `Scheduler.out` returns."""
 NO_NUMBER = Cost((math.nan,))
 
 
 class Results:
-    """What trials reached, and how they ended."""
+    """The results of trials, and how they ended."""
 
     def __init__(self) -> None:
         self.failed: set[int] = set()
@@ -28,7 +28,7 @@ class Results:
         self._closed: set[int] = set()
 
     def tell(self, trial: int, sections: int, cost: Cost) -> None:
-        """Keep a cost; the first one for so many sections counts."""
+        """Keep a cost, unless one for as many sections is known already."""
         self._costs.setdefault(trial, {}).setdefault(sections, cost)
 
     def close(self, trial: int) -> None:
@@ -40,11 +40,11 @@ class Results:
         self.failed.add(trial)
 
     def sections(self, trial: int) -> int:
-        """Return the most sections that a cost of the trial is known for."""
+        """Return the largest number of sections for which a cost of the trial is known."""
         return max(self._costs.get(trial, ()), default=0)
 
     def at(self, trial: int, sections: int) -> Cost | None:
-        """Return a trial's cost after so many sections; None where that is not known yet."""
+        """Return a trial's cost after `sections` sections; None if it is not known yet."""
         costs = self._costs.get(trial, {})
         if sections in costs:
             return costs[sections]
@@ -53,72 +53,72 @@ class Results:
         return costs.get(max(costs, default=0), NO_NUMBER) if trial in self._closed else None
 
     def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[Cost, int]]:
-        """Return (cost, trial) of these that have reached so many sections."""
+        """Return (cost, trial) for each of these trials that has reached `sections` sections."""
         found = ((self.at(trial, sections), trial) for trial in trials)
         return [(cost, trial) for cost, trial in found if cost is not None]
 
     def until(self, trial: int, sections: int) -> list[float]:
-        """Return a trial's costs in the first objective up to so many sections; what is not a number is worse than any."""
+        """Return a trial's costs in the first objective up to `sections` sections; NaN is returned as infinity."""
         costs = ((number, cost.values[0]) for number, cost in self._costs.get(trial, {}).items())
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
 
 
 class Scheduler(ABC):
-    """Decisions for one search, which it may make with every report. Its answers are functions of what it was told, and of nothing else."""
+    """Decisions for one search, updated with every report. The answers depend only on what was reported."""
 
     def __init__(self, trials: int) -> None:
         self.trials = trials
-        """Number of trials; of a population, without clones."""
+        """Number of trials; for a population, without clones."""
         self.sources: dict[int, int] = {}
-        """Of a population, by clone: the trial that it takes its weights from, as it was at the end of the generation before."""
+        """For a population: by clone, the trial whose weights it takes, as of the end of the previous generation."""
         self.results: Results = Results()
 
     def wanted(self, begun: int) -> int:
-        """Return how many trials are to begin beside so many that have; clones, as they are decided."""
+        """Return how many more trials should begin after `begun` of them; clones count as soon as they are decided."""
         return max(self.trials + len(self.sources) - begun, 0)
 
     def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
-        """Note what a trial reached in so many sections, as `Cost` has it; the first report counts."""
+        """Record a trial's result after `sections` sections, with the fields of `Cost`; the first report counts."""
         self.results.tell(trial, sections, Cost(costs, excess))
         self._reconsider(trial)
 
     def close(self, trial: int) -> None:
-        """Note that a trial ended by its own rule: what it reached stands for every longer budget."""
+        """Record that a trial ended by its own rule: its last result stands for every longer budget."""
         self.results.close(trial)
         self._reconsider(trial)
 
     def fail(self, trial: int) -> None:
-        """Note that a trial ended without being worth anything: it failed, diverged, or was stopped."""
+        """Record that a trial failed, diverged or was stopped, so it has no further results."""
         self.results.fail(trial)
         self._reconsider(trial)
 
     @abstractmethod
     def budget(self, trial: int) -> int:
-        """Return the sections up to which a trial may train now; never fewer than before."""
+        """Return the section up to which a trial may train now; it never decreases."""
 
     @abstractmethod
     def out(self, trial: int) -> str | None:
-        """Return why a trial that has used its budget ends there; None while it has not, or waits for others."""
+        """Return why a trial ends after using its budget; None while it trains or waits for others."""
 
     @abstractmethod
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections of all trials together, from the first to the last, as far as it is known which will go on.
+        """Return the expected total of sections over all trials of the search, as far as it is known which ones continue.
 
-        With `again`, a trial begins anew with each of its budgets.
+        With `again`, a trial starts from scratch with each of its budgets.
         """
 
     @abstractmethod
     def _reconsider(self, trial: int) -> None:
-        """Decide what follows from what is known of a trial."""
+        """Update the decisions after news of a trial."""
 
 
 def is_out(reason: str) -> bool:
-    """Return whether a scheduler ended a trial for this reason, and not a rule of the trial's own."""
+    """Return whether this reason comes from a scheduler, and not from the trial's own stopping rule."""
     return OUT.match(reason) is not None
 
 
 def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:
-    """Return the sections of trials of which so many train up to each of these budgets, ascending."""
+    """Return the total of sections, given (number of trials, budget) in ascending order of budgets; see `Scheduler.foreseen`."""
     total, before = 0, 0
     for count, budget in counts:
         total += count * (budget if again else budget - before)

@@ -1,4 +1,4 @@
-"""The description of a search: how a trial's member is built, from which space, on which data, and how far trials train."""
+"""The description of a search: how members are built, the parameter space, the data, and how far trials train."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +49,9 @@ class Search:
     """The description of a search: the keywords of `argosy.tune` that decide its results, and the `search` in a file of ``argosy tune``."""
 
     build: Callable[..., Member | Sequence[Member]]
-    """Function from a trial's parameters to its member, or to several members, as from `argosy.kfold`, of which the trial is the mean. The
-    trial's number is appended to the name. If it also takes ``epochs``, it gets the number of epochs to train, for learning-rate
-    schedules: `max_epochs`, or without `warm` the budget of the rung."""
+    """Function from a trial's parameters to its member, or to several members (for example from `argosy.kfold`), whose mean is the trial's
+    result. The trial's number is appended to the name. If the function also takes ``epochs``, it gets the number of epochs to train, for
+    learning-rate schedules: `max_epochs`, or without `warm` the budget of the rung."""
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
     """Optuna distributions by name, or a function of an Optuna trial that calls its ``suggest_…`` methods (and may return other parameters)."""
     data: Data
@@ -80,15 +80,15 @@ class Search:
     """Whether the objective is minimised or maximised; required if its name does not show it (``argosy.stopping.mode_of``)."""
     constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
     """Function from a trial's results in its best section (metrics, and the other possible objectives) to numbers, such as
-    ``lambda reached: [reached["seconds"] - 60]``. A trial violates constraints above 0, and ranks behind all trials that violate none."""
+    ``lambda reached: [reached["seconds"] - 60]``. A number above 0 is a violation; trials with violations rank behind all others."""
     sampler: Callable[..., Any] | None = None
     """A class of ``optuna.samplers``, or a partial of one; it is called with ``seed=``. A sampler that learns is asked in waves
     (`argosy.tuning.waves`), each with the results of all earlier trials. With schedulers ``hyperband``, ``asha`` and ``median`` and enough
     trials to learn from, the default is ``TPESampler`` (for several objectives in waves, a variant that counts more trials as good);
     otherwise it is random."""
     enqueue: Sequence[Mapping[str, Any]] = ()
-    """Parameters of the first trials, such as ``[{"lr": 0.01}]``, for example a baseline. Missing parameters are sampled. In a search that is
-    resumed, entries that no trial has are used next."""
+    """Parameters of the first trials, for example a baseline: ``[{"lr": 0.01}]``. Missing parameters are sampled. When a search is
+    resumed, entries that no trial has used yet come next."""
     seed: int = 0
     """Seed of parameters, of the order of samples, and of networks."""
     validations_per_epoch: int = 1
@@ -201,7 +201,7 @@ class Search:
             )
 
     def _check_seed(self) -> None:
-        """Raise StudyError if the sampler has a seed, which those of the trials would replace."""
+        """Raise StudyError if the sampler has a seed: the seeds of the trials would replace it."""
         bound = self.sampler.keywords.get("seed") if isinstance(self.sampler, partial) else None
         if bound is not None:
             raise StudyError(
@@ -232,9 +232,9 @@ class Search:
 
     @property
     def in_step(self) -> bool:
-        """Whether all trials train on the same epochs of the stream, whenever they start, so that results do not depend on when.
+        """Whether all trials train on the same epochs of the stream, so that results do not depend on when a trial starts.
 
-        If some trials start later by design, they join the stream where it is, unless a sampler learns from their results.
+        If some trials start later by design, they join the stream at its current position, unless a sampler learns from their results.
         """
         later = self.at_once is not None or (self.scheduler == "hyperband" and self.brackets == "in-turn")
         return self.scheduler == "pbt" or not later
@@ -247,7 +247,7 @@ class Search:
             return self.build(parameters, **({"epochs": epochs} if _takes_epochs(self.build) else {}))
 
     def trials(self, points: int | None) -> int:
-        """Return the number of trials, given the points of a grid; raises StudyError if it is unknown."""
+        """Return the number of trials, given the number of points of a grid; raises StudyError if it is unknown."""
         if points is not None:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":

@@ -1,9 +1,9 @@
 """The trials of a search at one moment, best first, for its report, its page and the live view.
 
-The best trial, here and in Optuna's study, has the best objective in any of its sections among the complete trials, which have trained to
-their end; while there are none, among the trials that have neither failed nor been stopped. Trials that failed, diverged or were stopped do
-not count. A trial that violates a constraint ranks behind all that violate none and is never the best, nor is one whose objective is not a
-number. With several objectives, the best trial is the one in the Pareto set with the best first objective.
+The best trial, here and in Optuna's study, is the one with the best objective in any of its sections. It is chosen among the complete trials,
+which have trained to their end or, while there are none, among all trials that count. Trials that failed, diverged or were stopped do
+not count. A trial that violates a constraint ranks behind all that violate none, and is never the best. Neither is a trial whose objective is
+not a number. With several objectives, the best trial is the one in the Pareto set with the best first objective.
 """
 
 import math
@@ -90,7 +90,7 @@ class TrialResult:
 
     @property
     def verdict(self) -> str:
-        """Whether it violates constraints, in a word."""
+        """Whether the trial violates constraints, in one word; empty without constraints."""
         return "" if not self.constraints else "broken" if max(self.constraints) > 0 else "kept"
 
     @property
@@ -108,22 +108,22 @@ class TrialsSoFar:
     """Trials that have begun, and members that were added to the search."""
 
     rows: tuple[TrialResult, ...]
-    """Best first, equals by number; a trial that starts from scratch at each rung has one row per rung."""
+    """Trials, best first, ties by number; a trial that starts from scratch at each rung has one row per rung."""
     pareto: tuple[TrialResult, ...]
     """Among the trials from which the best is chosen, those that no other trial dominates, sorted by the first objective."""
     proposed: Mapping[str, Proposed]
-    """By the name of a row, in the order of the trials."""
+    """Proposals by name of the row, in the order of the trials."""
     terms: Mapping[str, Any]
-    """Of the search."""
+    """Terms of the search."""
     per_epoch: int
     """Sections of an epoch."""
 
     @classmethod
     def of(cls, state: RunState, members: Mapping[str, MemberState], *, over: bool = False) -> "TrialsSoFar":
-        """Return the trials from the fold of a search and its members; if the search is `over`, no trial continues."""
+        """Return the trials, given the folded state of a search and its members; if the search is `over`, no trial continues."""
         terms, per_epoch = state.searches[-1].terms, state.started.validations_per_epoch if state.started else 1
         objectives, ends = Objectives.of(terms), Ends.of(state, per_epoch)
-        # A driver that trained nothing may have proposed trials that this one has not.
+        # An earlier driver that trained nothing may have proposed trials that the current one has not.
         proposed = {name: one for name, one in state.proposed.items() if members.keys() >= {*(one.members or (name,))}}
         parts = {name for one in proposed.values() for name in one.members}
         rows = [TrialResult.of(one) for name, one in members.items() if name not in parts]
@@ -169,7 +169,7 @@ def leader_of(best: TrialResult | None, objective: str) -> Leader | None:
 
 
 def statuses(rows: Iterable[TrialResult], trials: Mapping[str, int]) -> list[str]:
-    """Return the status of each trial, by the names of rows: one that begins anew at each rung has that of its last row."""
+    """Return the status of each trial, given trial numbers by row name; with several rows per trial, that of the last row."""
     last = {*{number: name for name, number in trials.items()}.values()}
     return [row.status for row in rows if row.name in last]
 
@@ -177,7 +177,7 @@ def statuses(rows: Iterable[TrialResult], trials: Mapping[str, int]) -> list[str
 def _ordered(
     rows: Sequence[TrialResult], trials: Mapping[str, Proposed], ends: "Ends", objectives: Objectives
 ) -> tuple[tuple[TrialResult, ...], tuple[TrialResult, ...]]:
-    """Return the rows, best first, equals by number, and those of the Pareto set."""
+    """Return the rows, best first and ties by number, and the rows of the Pareto set."""
     costs = {row.name: objectives.cost(row.reached, row.constraints) for row in rows}
 
     def kind(row: TrialResult) -> tuple[bool, ...]:
@@ -201,32 +201,32 @@ def _ordered(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ends:
-    """The end of those trials of a search that are never out."""
+    """Decides whether a trial has trained to its end, rather than being out at a rung."""
 
     epochs: float
     per_epoch: int
     """Sections of an epoch."""
     earlier: frozenset[str]
-    """Reasons of members that ended under earlier terms, and may go on under these."""
+    """Reasons with which members ended under earlier, smaller limits; such members may continue now."""
 
     @classmethod
     def of(cls, state: RunState, per_epoch: int) -> "Ends":
-        """Return it for a search, of which the last terms count."""
+        """Return the ends of a search; its newest terms count."""
         limits = [begun.terms["max_epochs"] for begun in state.searches]
         earlier = frozenset(f"{limit:g} epochs" for limit in limits if limit < limits[-1])
         return cls(epochs=limits[-1], per_epoch=per_epoch, earlier=earlier)
 
     def reached_by(self, row: TrialResult, event: Proposed | None) -> bool:
-        """Return whether a trial has trained to its end: to the last section, or until its own rule ended it."""
+        """Return whether a trial has trained to its end: to the search's last section, or until its own rule ended it."""
         if row.status != "done" or is_out(row.reason) or self._may_go_on(row, event):
             return False
         if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):
             return True
-        # For a trial that begins anew at each rung, this may be no more than its rung.
+        # For a trial that starts from scratch at each rung, this may only be the end of a rung.
         return row.reason != f"{event.sections / self.per_epoch:g} epochs"
 
     def _may_go_on(self, row: TrialResult, event: Proposed | None) -> bool:
-        """Return whether a trial came to the end of a shorter search, and not to that of its own rule as well."""
+        """Return whether a trial ended at an earlier limit of the search, and its own rule had not ended it too."""
         own = None if event is None else event.own_epochs
         ended = own is not None and sections_in(own, self.per_epoch) <= sections_in(row.epochs, self.per_epoch)
         return row.epochs < self.epochs and row.reason in self.earlier and not ended

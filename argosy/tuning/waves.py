@@ -1,7 +1,7 @@
-"""Which trials are asked together: a wave begins when everything before it is settled, so that its sampler knows all of that.
+"""Waves: the trials whose parameters are sampled together, once all earlier trials are settled, so that the sampler knows their results.
 
-A trial is settled when it is over, or rests until more trials have come. What a sampler is told is then a function of what trials
-reached, and of nothing else: not of when they reached it, nor of the devices.
+A trial is settled when it is over, or rests until more trials have come. What the sampler knows then depends only on the results of
+trials, not on when they were reached or on the devices.
 """
 
 import math
@@ -14,18 +14,18 @@ from argosy.tuning.search import Search
 __all__ = ["groups", "part", "waves", "why_nothing_is_learnt"]
 
 PARTS = 5
-"""Waves of a search without brackets, where the sampler learns: as many as Hyperband has brackets from 1 to 81 epochs."""
+"""Number of waves of a search without brackets whose sampler learns: the number of Hyperband's brackets from 1 to 81 epochs."""
 
 
 def groups(scheduler: Scheduler, *, order: Brackets) -> list[range]:
-    """Return trials, by number, that begin together whatever the sampler: all, or where brackets come in turn those of each."""
+    """Return the trial numbers that begin together with any sampler: all of them, or those of each bracket if brackets come in turn."""
     if isinstance(scheduler, Hyperband) and order == "in-turn":
         return [bracket.trials for bracket in scheduler.brackets]
     return [range(scheduler.trials)]
 
 
 def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
-    """Return the waves: one for each group, or several of at most so many trials."""
+    """Return the waves: one per group, or several of at most `most` trials each."""
     found: list[range] = []
     for group in groups:
         size = most or len(group)
@@ -34,12 +34,12 @@ def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
 
 
 def part(trials: int) -> int:
-    """Return the trials of a wave where nothing else says how many."""
+    """Return the default number of trials in a wave, given the number of trials of the search."""
     return math.ceil(trials / PARTS)
 
 
 def why_nothing_is_learnt(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
-    """Return why a sampler that could learn, after so many trials drawn at random, does not, and what to change; None if it does."""
+    """Return why a sampler that could learn, after `startup` random trials, does not, and what to change; None if it does."""
     more = f"increase n_trials above {waves[-1].stop}"
     if search.scheduler == "grid":
         return "scheduler 'grid' trains every point of the space; remove the sampler, or choose scheduler 'random'"
