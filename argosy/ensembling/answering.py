@@ -1,4 +1,4 @@
-"""Calls a network on a batch and returns its outputs, for the predictions of reports and ensembles."""
+"""Calls networks on batches, for the predictions of reports and ensembles."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ __all__ = ["answer", "answer_in_batches", "called", "takes"]
 
 
 def answer(network: nn.Module, inputs: Any) -> Any:
-    """Return the network's output for a batch: a tensor, or several as a tuple, a dict or a dataclass; raise RunError for anything else.
+    """Return the network's output for a batch: a tensor, or several in a tuple, a dict or a dataclass; raise RunError for anything else.
 
-    As with Hugging Face, ``logits`` is taken from an output that has it.
+    If the output has an attribute ``logits``, as with Hugging Face, that is returned.
     """
     made = called(network, inputs)
     made = getattr(made, "logits", made)
@@ -33,16 +33,17 @@ def answer(network: nn.Module, inputs: Any) -> Any:
 
 
 def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> Any:
-    """Return the network's output for a batch ``[B, …]``; one that does not take B rows is shown batches of the first size that it takes.
+    """Return the network's output for a batch ``[B, …]``, splitting the batch if the network does not accept B rows.
 
-    The last of these batches is filled up with its own rows again. Raises RunError where the network takes none of the sizes.
+    The parts have the first of `sizes` that the network accepts; the last part is padded by repeating its own rows. Raises RunError
+    if the network accepts none of the sizes.
     """
     leaves, tree = flatten(inputs)
     rows, found = len(leaves[0]), ""
     cause: BaseException | None = None
     for size in dict.fromkeys((rows, *sizes)):
         places = torch.arange(-(-rows // size) * size, device=leaves[0].device)
-        # Rows of the last batch follow one another again, so that it has none of another batch.
+        # The last batch repeats its own rows, so that it contains none of another batch.
         places = torch.where(places < rows, places, rows - rows % size + (places - rows) % max(rows % size, 1))
         try:
             made = [
@@ -71,10 +72,10 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
 
 
 def called(network: nn.Module, inputs: Any) -> Any:
-    """Call the network; as with Hugging Face, a dict keyed by parameters of ``forward`` is passed as keyword arguments."""
+    """Call the network; a dict whose keys are parameters of ``forward`` is passed as keyword arguments, as with Hugging Face."""
     return network(**inputs) if isinstance(inputs, Mapping) and takes(network, inputs) else network(inputs)
 
 
 def takes(network: nn.Module, names: Mapping[str, Any]) -> bool:
-    """Whether these names are parameters of the network's ``forward``; if not, it is given the dict itself."""
+    """Return whether all these names are parameters of the network's ``forward``; otherwise it gets the dict itself."""
     return names.keys() <= inspect.signature(network.forward).parameters.keys()

@@ -1,4 +1,4 @@
-"""Calibration of a network's confidence: temperature scaling (Guo et al. 2017)."""
+"""Calibration of a network's confidence by temperature scaling (Guo et al. 2017)."""
 
 import math
 
@@ -9,17 +9,17 @@ from torch.nn import functional
 __all__ = ["temperature"]
 
 SPAN = 20.0
-"""Temperatures lie between 1 / SPAN and SPAN: the best one of a network that is never wrong would be 0."""
+"""Temperatures are limited to 1 / SPAN … SPAN, because the best one for a network that is never wrong would be 0."""
 HALVINGS = 50
 
 
 def temperature(logits_NC: Tensor, target_N: Tensor, *, doubt: float = 0.0) -> float:
-    """Return the temperature that, dividing the logits, gives the least negative log-likelihood of these targets.
+    """Return the temperature by which to divide the logits for the smallest negative log-likelihood of the targets.
 
-    The likelihood is convex in β = 1 / temperature, and its derivative, the mean of Σ p z - z_target with p = softmax(β z),
-    rises with β, so bisection finds the β where it is zero. Logits of -inf rule out classes; where the likelihood of the
-    targets is not finite, the temperature is 1. With `doubt`, a target is another class than is said with that probability, so that few
-    samples that are all right do not make a network sure (as the targets of Platt 1999).
+    The negative log-likelihood is convex in β = 1 / temperature. Its derivative, the mean of Σ p z - z_target with p = softmax(β z),
+    increases with β, so bisection finds the β where it is zero. Logits of -inf rule out classes. If the likelihood of the
+    targets is not finite, the temperature is 1. `doubt` smooths the targets: it is the probability with which a target is replaced by a
+    random class, so that a few samples, all predicted correctly, do not make a network certain (like the targets of Platt 1999).
     """
     logits_NC = logits_NC.double()
     if not functional.cross_entropy(logits_NC, target_N).isfinite():

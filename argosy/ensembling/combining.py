@@ -1,4 +1,4 @@
-"""Combines the outputs of several networks into one prediction: pure functions of tensors."""
+"""Pure functions of tensors that combine the outputs of several networks into one prediction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,14 +13,13 @@ from argosy.stream.trees import Structure, described, flatten, map_leaves, unfla
 __all__ = ["Combine", "Combines", "check_alike", "combined", "each_combine", "quantiles", "stacked", "variance"]
 
 Combine = Literal["probabilities", "logits", "votes", "mean"]
-"""How outputs are combined: classes by the members' mean probabilities, by the probabilities of their mean logits, or by votes;
-numbers by their mean."""
+"""How outputs are combined: classes by mean probabilities, by the probabilities of mean logits, or by votes; numbers by their mean."""
 Combines = Combine | tuple[Any, ...] | Mapping[Any, Any]
-"""One way for all outputs of a network, or one for each, in their structure."""
+"""One `Combine` for all outputs of a network, or one for each, in the structure of the outputs."""
 
 
 def stacked(outputs: Mapping[str, Any]) -> Any:
-    """Return the outputs of several networks, by name, as one, each tensor ``[members, B, …]``; raises RunError for unlike structures."""
+    """Stack the outputs of several networks, given by name, into tensors ``[members, B, …]``; raises RunError if structures differ."""
     leaves, structures = zip(*map(flatten, outputs.values()), strict=True)
     if len({*structures}) > 1:
         check_alike(outputs)
@@ -28,7 +27,7 @@ def stacked(outputs: Mapping[str, Any]) -> Any:
 
 
 def check_alike(outputs: Mapping[str, Any]) -> None:
-    """Raise RunError where outputs of several networks, by name, differ by more than their values. Not while torch traces them."""
+    """Raise RunError if the outputs of several networks, given by name, differ in structure or shape; not to be called during tracing."""
     shapes = {name: repr(map_leaves(lambda leaf: tuple(leaf.shape[1:]), output)) for name, output in outputs.items()}
     if len({*shapes.values()}) > 1:
         found = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
@@ -39,7 +38,7 @@ def check_alike(outputs: Mapping[str, Any]) -> None:
 
 
 def each_combine(combine: Combines, structure: Structure) -> list[Combine]:
-    """Return how to combine each output of this structure; raises RunError where `combine` has another one."""
+    """Return how to combine each output of this structure; raises RunError if `combine` has a different one."""
     if structure is None and isinstance(combine, str):
         return [combine]
     if structure is not None:
@@ -56,9 +55,9 @@ def each_combine(combine: Combines, structure: Structure) -> list[Combine]:
 
 
 def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
-    """Combine outputs ``[members, B, …]`` into numbers ``[B, …]`` or probabilities ``[B, classes, …]``; weights sum to one.
+    """Combine outputs ``[members, B, …]`` into numbers ``[B, …]`` or probabilities ``[B, classes, …]``; the weights sum to one.
 
-    Classes are the first dimension after the batch, as for cross-entropy; logits are divided by the temperatures.
+    Classes are the first dimension after the batch, as for cross-entropy. Logits are divided by the temperatures first.
     """
     if combine == "mean":
         return _mean(outputs_MB, weights_M)
@@ -69,7 +68,7 @@ def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, comb
 
 
 def said(logits_MBC: Tensor, combine: Combine) -> Tensor:
-    """Return each member's term of the weighted sum: its probabilities, its logits, or its vote."""
+    """Return each member's term in the weighted sum: its probabilities, logits or vote."""
     if combine == "probabilities":
         return logits_MBC.softmax(dim=2)
     if combine == "votes":
@@ -84,7 +83,7 @@ def variance(outputs_MB: Tensor, weights_M: Tensor) -> Tensor:
 
 
 def quantiles(outputs_MB: Tensor, weights_M: Tensor, shares: Sequence[float]) -> Tensor:
-    """Return, for each share, the least output at or below which that share of the weight lies, ``[shares, B, …]``."""
+    """Return, for each share, the smallest output at or below which that share of the weight lies, ``[shares, B, …]``."""
     sorted_MB, order_MB = outputs_MB.sort(dim=0)
     behind_MB = weights_M[order_MB].cumsum(dim=0)
     # Rounding may leave a sum of weights just below its share.

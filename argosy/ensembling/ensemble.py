@@ -23,7 +23,7 @@ __all__ = ["Ensemble", "member_of", "snapshot_name"]
 class Ensemble(nn.Module):
     """Networks that predict together: probabilities of classes ``[B, classes]``, or the mean of their numbers.
 
-    Of networks with several outputs, as a tuple or a dict, it returns the same structure, each output combined by itself.
+    If the networks return several outputs, in a tuple or a dict, the ensemble returns the same structure, and combines each output separately.
 
     It is an ordinary module: it moves to devices, has a ``state_dict``, and can be trained further or exported with ``torch.export``.
     """
@@ -50,13 +50,13 @@ class Ensemble(nn.Module):
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32))
         self.seeds: tuple[int, ...] = tuple(seeds)
-        """Seed under which each network is built, also when loaded; empty for networks from elsewhere."""
+        """Seed with which each network is built, also when loaded; empty if the networks do not come from a run."""
         self.scores: tuple[Mapping[str, Any], ...] = tuple(scores)
-        """Scores on the samples that the ensemble was made on: the rows of a table, the ensemble's own first."""
+        """Scores on the samples from which the ensemble was made, as rows of a table; the first row is the ensemble's."""
         self.note = note
-        """Which samples the scores are of, or why there are none."""
+        """The samples on which scores were computed, or why there are no scores."""
         self.preparation = preparation
-        """Applied first, to inputs as the study's dataset has them; None where inputs come as `Data.on_device` returns them."""
+        """Preparation of inputs as the study's dataset returns them; None if inputs are passed as `Data.on_device` returns them."""
 
     def forward(self, inputs: Any) -> Any:
         """Return the combined prediction."""
@@ -77,11 +77,11 @@ class Ensemble(nn.Module):
         return map_leaves(lambda output_MB: variance(output_MB, self.weights), self.outputs(inputs))
 
     def quantiles(self, inputs: Any, shares: Sequence[float]) -> Any:
-        """Return, for each share, the least output at or below which that share of the weight lies, ``[shares, B, …]``."""
+        """Return, for each share, the smallest output at or below which that share of the weight lies, ``[shares, B, …]``."""
         return map_leaves(lambda output_MB: quantiles(output_MB, self.weights, shares), self.outputs(inputs))
 
     def save(self, path: str | Path) -> None:
-        """Write the ensemble as plain data: each network's state under ``networks``, by name, and how they are combined."""
+        """Write the ensemble as plain data: the state of each network, by name under ``networks``, and how they are combined."""
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
         with checkpoint.unmerged(self.networks):
@@ -94,9 +94,9 @@ class Ensemble(nn.Module):
     def load(
         cls, path: str | Path, members: Iterable[Member], *, preparation: InputPreparation | None = None
     ) -> "Ensemble":
-        """Read a file that `save` wrote; members of the same names build the networks. Raises CheckpointError and RunError.
+        """Read a file that `save` wrote; the `members` build the networks of the same names. Raises CheckpointError and RunError.
 
-        The file holds no code: an ensemble that prepares its inputs needs its `preparation` again.
+        The file contains no code, so for an ensemble that prepares its inputs, pass `preparation` again.
         """
         found, by_name = checkpoint.load(user_path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")
@@ -120,10 +120,10 @@ class Ensemble(nn.Module):
 
 
 def snapshot_name(member: str, epochs: float) -> str:
-    """Return the name of a member's network as it was after so many epochs; no member has such a name."""
+    """Return the name of a member's network after this many epochs; no member can have such a name."""
     return f"{member}@{epochs:.6f}".rstrip("0").rstrip(".")
 
 
 def member_of(network: str) -> str:
-    """Return the member of which a network of this name is, or is a snapshot."""
+    """Return the member to which a network or snapshot of this name belongs."""
     return network.partition("@")[0]

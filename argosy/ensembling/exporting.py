@@ -1,4 +1,4 @@
-"""Makes of a run's network what `argosy.export` writes: its inputs, and what its reader has to know."""
+"""Prepares a run's network for `argosy.export`: adds example inputs, and a description for readers of the file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,18 +20,18 @@ from argosy.version import __version__
 __all__ = ["exported"]
 
 PAIRS = 4
-"""Pairs of samples of unlike length that are compared."""
+"""Pairs of samples that are compared to find sizes that vary."""
 
 
 def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
-    """Return a network of the study; `samples` are counted by split, and `row` is the result of the member that it is of."""
+    """Return a network of the study for export; `samples` is the number by split, `row` the result of the network's member, if it has one."""
     prepares = prepares_itself(network)
     bare = network.network if isinstance(network, Prepared) else network
-    # Of samples of unlike length, a few more tell which sizes differ.
+    # If samples vary in length, a few more of them show which sizes differ.
     firsts = range(0, 2 * PAIRS if study.data.ragged is not None else 1, 2)
     inputs, *others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
     if isinstance(network, Unfrozen):
-        inputs = network.own(inputs)  # its own cut's alone, whatever the others' are
+        inputs = network.own(inputs)  # only the inputs at its own cut, not those of other cuts
     features = features_of(study)
     by_name = isinstance(inputs, Mapping) and takes(network, inputs)
     about = About(
@@ -71,7 +71,7 @@ def _leaves(inputs: Any, others: Sequence[Any]) -> tuple[InputLeaf, ...]:
 
 
 def _trunk(features: Features, network: nn.Module) -> str:
-    """Return the frozen network's class, with the part of it that is needed before this network."""
+    """Return the class of the frozen network, and which part of it must run before this network."""
     layers = len(network.tail) if isinstance(network, Unfrozen) else 0
     return f"{type(features.network).__name__}{f'[:-{layers}]' if layers else ''}"
 
@@ -85,7 +85,7 @@ def _dataset(study: Study) -> str:
 
 
 def _scores(network: nn.Module) -> dict[str, float]:
-    """Return the figures of an ensemble; those of folds are of no ensemble."""
+    """Return the scores of an ensemble; empty for folds, whose scores do not belong to an ensemble."""
     rows = [row for row in getattr(network, "scores", ()) if row["network"] == "ensemble"]
     return {name: value for row in rows for name, value in row.items() if name not in ("network", "weight", "samples")}
 

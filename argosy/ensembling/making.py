@@ -1,4 +1,4 @@
-"""Makes an ensemble from the networks' outputs for validation samples: temperatures, weights, and scores."""
+"""Makes an ensemble from the outputs of networks for validation samples: computes temperatures, weights and scores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -30,21 +30,21 @@ __all__ = [
 
 Select = How | None
 Reducible = Literal["probabilities", "mean"]
-"""Ways to combine of which a choice needs a number of each target alone."""
+"""Ways to combine for which selection needs only one number per target from each network."""
 PROBABILITIES = "the mean of report.predict(samples, name).sigmoid() over members"
-"""What there is for networks of one logit, in messages."""
+"""The alternative for networks with one logit, for messages."""
 APART = (
     "each member was validated on its own samples, on which others may have been trained, so the ensemble itself has "
     "no score: 'out of fold' scores all members on the samples that they held out; the rows below it score each "
     "member alone"
 )
-"""Note on the scores of members that were validated on folds."""
+"""Note on the scores of members that were validated on different folds."""
 
 
 def check_classes_first(predicted: Predicted, *, known: bool) -> None:
-    """Raise RunError where targets say that classes are the last dimension of an output, as behind the tokens of a text.
+    """Raise RunError if the targets show that classes are the last dimension of an output, as for the tokens of a text.
 
-    They are combined along the first one, which the members' losses may have made `known`.
+    An ensemble needs classes in the first dimension after the batch. If both are possible, `known` says that the members' losses use the first.
     """
     output, target = predicted.outputs[0], predicted.targets
     if not isinstance(output, Tensor) or target is None or output.dim() < 3 or target.is_floating_point():
@@ -82,9 +82,9 @@ def alike(
 def apart(
     networks: Mapping[str, nn.Module], seeds: Sequence[int], held_out: Sequence[Predicted], *, combine: Combine
 ) -> Ensemble:
-    """Return an ensemble of networks that were each validated on their own samples, as folds; their `held_out` outputs are scored.
+    """Return an ensemble of networks that were validated on different samples, such as folds; scores are computed on their `held_out` outputs.
 
-    The ensemble itself has no score: a sample that one network held out may be a training sample of the others.
+    The ensemble itself has no score, because a sample that one network held out may be a training sample of another.
     """
     score, names = scores_of_numbers if combine == "mean" else scores_of_classes, list(networks)
     try:
@@ -110,12 +110,12 @@ def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: C
 
 
 def reduced(combine: Reducible) -> Reduced:
-    """Return what reduces a network's output for a batch to what `weights_of` needs of it; raises RunError where it cannot be combined."""
+    """Return a function that reduces a network's output for a batch to what `weights_of` needs; it raises RunError if outputs cannot be combined."""
     return lambda output, target: terms(*_outputs({"it": output}, target, combine), combine)[0]
 
 
 def weights_of(reduced_outputs: Sequence[Tensor], combine: Reducible, how: How) -> list[float]:
-    """Return the weights of a choice from networks with these `reduced` outputs for all samples, as they are without temperatures."""
+    """Return the weights that selection gives networks, given their `reduced` outputs for all samples; temperatures are not applied."""
     return selected(torch.stack([*reduced_outputs]), of_errors if combine == "mean" else of_probabilities, how)
 
 
@@ -129,11 +129,11 @@ def make(
     calibrate: bool,
     weights: Sequence[float] = (),
 ) -> Ensemble:
-    """Return an ensemble of the networks with these weights, or of those that are selected here. Raises RunError where they cannot form one."""
+    """Return an ensemble of the networks with these weights, or select them here if none are given; raises RunError if it is impossible."""
     outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
-    # Of many classes a copy of all outputs may be the one that memory has no room for.
+    # With many classes, a copy of all outputs may exceed memory, so avoid it if possible.
     cooled_MN = outputs_MN / temperatures_M.view(-1, *[1] * (outputs_MN.dim() - 1)) if calibrate else outputs_MN
     count = len(networks)
     if not weights:
@@ -158,7 +158,7 @@ def _scores(
 ) -> list[dict[str, Any]]:
     """Return the scores of the ensemble, and of each network alone with its weight.
 
-    Networks of weight 0 are left out of the ensemble's own row, as their outputs may be NaN.
+    Networks of weight 0 are left out of the ensemble's own row, because their outputs may be NaN.
     """
     numbers = combine == "mean"
     score = scores_of_numbers if numbers else scores_of_classes
@@ -177,7 +177,7 @@ def _scores(
 
 
 def _outputs(outputs: Mapping[str, Any], targets: Any, combine: Combine) -> tuple[Tensor, Tensor]:
-    """Return outputs by network and targets, as they are combined."""
+    """Return the outputs of all networks and the targets, in the shapes in which they are combined."""
     outputs_MN = _one_output(outputs)
     return _numbers(outputs_MN, targets) if combine == "mean" else _classes(outputs_MN, targets)
 
@@ -194,7 +194,7 @@ def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
 
 
 def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
-    """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample that has a class counts as one."""
+    """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel with a class counts as one of the N samples."""
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
     if not (whole and outputs_MNC.dim() > 2 and target.shape == wanted):
@@ -218,7 +218,7 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
 
 
 def _one_output(by_network: Mapping[str, Any]) -> Tensor:
-    """Return outputs ``[M, N, …]``; raises RunError where the networks have several, or unlike ones."""
+    """Return outputs ``[M, N, …]``; raises RunError if a network has several outputs, or if the networks' outputs differ in shape."""
     outputs = stacked(by_network)
     if isinstance(outputs, Tensor):
         return outputs

@@ -1,4 +1,4 @@
-"""Opens a member's network with its saved weights."""
+"""Builds a member's network with its saved weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,16 +17,16 @@ __all__ = ["opened"]
 
 
 def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
-    """Return the member's network with these weights, in ``eval()`` on the CPU; raise RunError where they do not fit it.
+    """Return the member's network with these weights, in ``eval()`` on the CPU; raise RunError if they do not fit it.
 
-    It is built under the seed, as for training, so random parts that its weights do not hold are the same again.
+    The network is built with the same seed as for training, so random parts that are not among its weights are reproduced.
     """
     with random_states_kept(), Randomness.seeded(seed, backend_of("cpu:0")).building():
         network: nn.Module = member.model()
     try:
         load_weights(network, weights, torch.device("cpu"))
     except RuntimeError as error:
-        first, *lines = str(error).splitlines()  # torch lists below the first line what does not fit
+        first, *lines = str(error).splitlines()  # torch lists the mismatches after the first line
         told = (lines or [first])[0].strip().rstrip(".")
         raise RunError(
             f"the network that the study builds for member {member.name!r} is not the one that was trained: {told}. "

@@ -1,4 +1,4 @@
-"""Runs networks on samples. Each sample is prepared once for all networks, as the study prepares validation samples."""
+"""Runs networks on samples; each sample is prepared once for all networks, as the study prepares validation samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,30 +43,30 @@ __all__ = [
 ROWS = 256
 """Samples in a batch."""
 Reduced = Callable[[Any, Tensor | None], Tensor]
-"""What is kept of a network's output for a batch, given the targets."""
+"""Function from a network's output for a batch, and its targets, to what is kept of the output."""
 FEW = 16
-"""Samples of the study that tell whether `Data.on_device` makes inputs of targets, spread over all of them."""
+"""Samples, spread over the study's data, that show whether the inputs from `Data.on_device` depend on targets."""
 
 
 class Predicted(NamedTuple):
     """The networks' outputs for a set of samples, in the order of the samples."""
 
     outputs: list[Any]
-    """Output of each network on the host: a tensor ``[N, …]``, or a tuple or a dict of several, as the network returns them; or what was kept of it."""
+    """Output of each network on the host, or what was kept of it: a tensor ``[N, …]``, or several in the network's own structure."""
     targets: Any
-    """The second part of the samples, or their labels, ``[N, …]``; None where that is not one tensor."""
+    """The second part of the samples, or their labels, ``[N, …]``; None if that is not a single tensor."""
     indices: Tensor
     """Numbers of the samples in the dataset, int64 ``[N]``."""
     length: int
-    """Samples in the whole dataset."""
+    """Number of samples in the whole dataset."""
 
 
 def samples_of(study: Study, samples: Any) -> Data:
-    """Return the study's data with these samples for validation: arrays, alone, in a tuple or by name in dicts, a Dataset, or a function
-    that returns one.
+    """Return the study's data with these samples for validation.
 
-    Raises StudyError for a table, the columns of which would be read by position, whatever their names, for arrays of unlike lengths, and for
-    arrays where samples are of unlike length.
+    Samples are an array, several in a tuple or in dicts by name, a Dataset, or a function that returns one. Raises StudyError for a table,
+    whose columns would be read by position and not by name; for arrays of different lengths; and for arrays if the study's samples vary
+    in length.
     """
     if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
         raise StudyError(
@@ -92,7 +92,7 @@ def samples_of(study: Study, samples: Any) -> Data:
 
 
 class RowsByName:
-    """The samples of arrays ``[N, …]`` in dicts, or in a tuple with some."""
+    """A Dataset over arrays ``[N, …]`` in a dict, or in a tuple that contains dicts."""
 
     def __init__(self, arrays: Any) -> None:
         self._arrays = arrays
@@ -112,7 +112,7 @@ class RowsByName:
 
 
 def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPreparation | None:
-    """Return what the study does to batches on the device; None where it does nothing. Raises StudyError where its samples cannot be opened."""
+    """Return the study's preparation of batches on the device; None if it has none. Raises StudyError if its samples cannot be opened."""
     if study.data.on_device is None:
         return None
     with random_states_kept():
@@ -122,19 +122,19 @@ def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPre
 
 
 def example_split(study: Study) -> str:
-    """Return the split whose samples show what inputs are."""
+    """Return the split from which to take example inputs."""
     return "val" if study.data.has_val else "train"
 
 
 def features_of(study: Study) -> Features | None:
-    """Return the samples of `argosy.data.features`, with their frozen network; None where the study has none."""
+    """Return the study's samples from `argosy.data.features`, with their frozen network; None if it uses none."""
     with random_states_kept():
         found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
     return found if isinstance(found, Features) else None
 
 
 def check_features(study: Study, samples: Data) -> None:
-    """Raise RunError for samples that the study's frozen network was to be run on first, or was cut at other layers for."""
+    """Raise RunError for samples that have not been run through the study's frozen network, or through one cut at other layers."""
     features = features_of(study)
     if features is None or (isinstance(samples.val, Features) and samples.val.unfreeze == features.unfreeze):
         return
@@ -156,15 +156,15 @@ def check_features(study: Study, samples: Data) -> None:
 
 
 def _shapes_of_inputs(layout: Layout) -> Any:
-    """Return the shape of the first part of a sample, or the shapes by name where that is a dict."""
+    """Return the shape of the first part of a sample, or the shapes by name if it is a dict."""
     sample = unflatten([list(shape) for shape in layout.shapes], layout.tree)
     return inputs_and_target(sample)[0]
 
 
 def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
-    """Return the inputs of two samples, on the CPU: as networks take them, or where they are not `prepared`, as the dataset has them.
+    """Return the inputs of two samples on the CPU: as networks take them if `prepared`, otherwise as the dataset returns them.
 
-    Raises StudyError where the study's samples cannot be opened.
+    Raises StudyError if the study's samples cannot be opened.
     """
     with random_states_kept():
         source = _opened(study.data, study.seed, example_split(study))
@@ -174,7 +174,7 @@ def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
 
 
 def preparing(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:
-    """Return what applies `Data.on_device` to given batches; the study's samples are opened where a batch has no target."""
+    """Return a function that applies `Data.on_device` to batches; it opens the study's samples if a batch has no target."""
     on_device = study.data.on_device
     if on_device is None:
         return None
@@ -191,7 +191,7 @@ def preparing(study: Study, device: torch.device | str) -> Callable[[Any], Any] 
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """Return the device where the network is."""
+    """Return the network's device."""
     return next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
 
 
@@ -205,12 +205,12 @@ def predict(
     sizes: Sequence[int] = (),
     reduced: Reduced | None = None,
 ) -> Predicted:
-    """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened, and RunError
-    where the study skips samples that raise, and all of them do.
+    """Run networks on the validation samples of the data, or on those at `indices`.
 
-    The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Those that do not take the
-    batches are shown batches of one of the `sizes`. Samples that raise are left out where the study skips them. With `reduced`, what it
-    returns for a network's output and the targets is kept in the output's place.
+    All networks are on one device, where the preparation runs as well, and are put into ``eval()``. A network that does not accept the
+    batches gets batches of one of the `sizes`. Samples that raise are left out if the study skips them. With `reduced`, its result for
+    each output and the targets is kept instead of the output. Raises StudyError if the samples cannot be opened, and RunError
+    if all of them raise and are skipped.
     """
     device = device_of(networks[0])
     with random_states_kept(), torch.no_grad():
@@ -240,7 +240,7 @@ def predict(
 
 
 def _joined(parts: list[Any], what: str) -> Any:
-    """Join the rows of several batches, of each output; raises RunError where their samples have unlike shapes."""
+    """Join the rows of several batches, for each output; raises RunError if their samples differ in shape."""
     leaves = zip(*(flatten(part)[0] for part in parts), strict=True)
     return unflatten([_rows(of_one, what) for of_one in leaves], flatten(parts[0])[1])
 
@@ -259,7 +259,7 @@ def _rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
 def _opened(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
     found = open_split(data, split, seed=seed, heartbeat=heartbeat)
-    # What a run has kept is read; to keep more is for runs, which have a budget.
+    # Read samples that a run has kept, but keep no more: only runs have a budget for that.
     cache = RowCache(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
     source = probed(found, split, data, prover, seed=seed, heartbeat=heartbeat)
@@ -268,7 +268,7 @@ def _opened(data: Data, seed: int, split: str) -> Source:
 
 
 def _batch(block: Block, preparation: Callable[[Any], Any] | None, device: torch.device) -> tuple[Any, Any]:
-    """Return inputs, and the target on the host, or None where samples have none."""
+    """Return the inputs, and the target on the host; None if samples have no target."""
     batch = unflatten(_leaves(block, device), block.tree)
     inputs, target = inputs_and_target(fitted(batch if preparation is None else preparation(batch)))
     return inputs, target.cpu() if isinstance(target, Tensor) else None
@@ -281,7 +281,7 @@ def _leaves(block: Block, device: torch.device) -> list[Tensor]:
 
 
 def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
-    """Read these samples as the first epoch has them."""
+    """Read these samples as in the first epoch."""
     rows = len(indices)
     place = Place(leg=0, split="val", epoch=0, section=0, start=0, rows=rows, last=True)
     block = source.layout.block(place, source.layout.memory(rows))

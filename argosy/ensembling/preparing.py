@@ -1,4 +1,4 @@
-"""Applies `Data.on_device` to the inputs of networks, for samples with or without a target."""
+"""Applies `Data.on_device` to inputs of networks, for samples with or without a target."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ class InputPreparation:
     layout: Layout
     """Layout of the study's samples."""
     needs_target: bool
-    """Whether the inputs that it makes depend on the target."""
+    """Whether the inputs that `on_device` returns depend on the target."""
 
     @classmethod
     def of(cls, on_device: Callable[[Any], Any], layout: Layout, leaves: Sequence[Tensor]) -> "InputPreparation":
-        """Return the preparation; samples of the study, ``[B, …]`` for each leaf, tell whether it needs a target."""
+        """Return the preparation; `leaves` of samples of the study, each ``[B, …]``, are used to find whether it needs a target."""
         of_target = _target_leaves(layout.tree)
 
         def made(fill: Callable[[Tensor], Tensor]) -> tuple[list[Any], Structure]:
             filled = [fill(leaf) if own else leaf.clone() for leaf, own in zip(leaves, of_target, strict=True)]
             return flatten(_without_labels(inputs_and_target(on_device(unflatten(filled, layout.tree)))[0]))
 
-        # Samples of one rare class in a thousand are often all of class 0.
+        # Targets that are all 0, as is likely if the other class is rare, are replaced by 1, so that the two calls differ.
         (some, as_some), (zeros, as_zeros) = (
             made(lambda leaf: leaf.clone() if leaf.any() else torch.ones_like(leaf)),
             made(torch.zeros_like),
@@ -43,9 +43,9 @@ class InputPreparation:
         return cls(on_device, layout, as_some != as_zeros or not same_bits(some, zeros))
 
     def inputs(self, inputs: Any) -> Any:
-        """Prepare inputs ``[B, …]``, with or without a target; a missing one is filled with zeros.
+        """Prepare inputs ``[B, …]``, with or without a target; a missing target is filled with zeros.
 
-        Raises RunError for inputs of another structure, and for a missing target on which they depend.
+        Raises RunError for inputs of another structure, and if the target is missing but the inputs depend on it.
         """
         if isinstance(inputs, Mapping) and self.layout.tree is not None and self.layout.tree[1] is not None:
             inputs = {key: inputs[key] for key in self.layout.tree[1] if key in inputs}  # in the study's order
@@ -64,7 +64,7 @@ class InputPreparation:
                 f"{described(self.layout.tree)}."
             )
         rows, device, left = leaves[0].shape[0], leaves[0].device, iter(leaves)
-        # `on_device` may write into what it is given, which is the caller's.
+        # `on_device` may modify its arguments, which belong to the caller.
         whole = [
             torch.zeros(rows, *shape, dtype=dtype, device=device) if is_missing else next(left).clone()
             for is_missing, shape, dtype in zip(missing, self.layout.shapes, self.layout.dtypes, strict=True)
@@ -76,7 +76,7 @@ class InputPreparation:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle `on_device` as members travel: by value where no module has it."""
+        """Pickle `on_device` as members are pickled: by value if it is not importable from a module."""
         try:
             packed = cloudpickle.dumps(self.on_device)
         except Exception as error:  # whatever the user's objects raise when they are pickled
@@ -92,7 +92,7 @@ def _unpacked(on_device: bytes, layout: Layout, needs_target: bool) -> InputPrep
 
 
 def _target_leaves(tree: Structure) -> list[bool]:
-    """Return for each leaf of a sample whether it belongs to the target: it is not in the first part, or is named labels."""
+    """Return, for each leaf of a sample, whether it belongs to the target: it is not in the first part, or its key is ``labels``."""
     if tree is None:
         return [False]
     _, keys, parts = tree
@@ -101,7 +101,7 @@ def _target_leaves(tree: Structure) -> list[bool]:
 
 
 class Prepared(nn.Module):
-    """A network that takes inputs as the study's dataset has them, and applies `Data.on_device` first."""
+    """A network that takes inputs as the study's dataset returns them, and applies `Data.on_device` first."""
 
     def __init__(self, network: nn.Module, preparation: InputPreparation) -> None:
         super().__init__()
@@ -114,12 +114,12 @@ class Prepared(nn.Module):
 
 
 def prepares_itself(network: nn.Module) -> bool:
-    """Whether a network, or one that it wraps, takes inputs as the dataset has them."""
+    """Return whether a network, or one that it wraps, takes inputs as the dataset returns them."""
     return any(isinstance(getattr(module, "preparation", None), InputPreparation) for module in network.modules())
 
 
 def inputs_and_target(batch: Any) -> tuple[Any, Any]:
-    """Split a batch: its target is its second part, or the labels of a dict, or None where it has neither."""
+    """Split a batch into inputs and target: its second part, or the ``labels`` of a dict; None if it has neither."""
     if isinstance(batch, Mapping):
         return batch, batch.get("labels")
     if isinstance(batch, tuple | list):
@@ -128,5 +128,5 @@ def inputs_and_target(batch: Any) -> tuple[Any, Any]:
 
 
 def _without_labels(inputs: Any) -> Any:
-    """Return inputs that are a dict without the labels in it, which were filled with zeros."""
+    """Return the inputs; from a dict, remove the labels, which were filled with zeros."""
     return {key: value for key, value in inputs.items() if key != "labels"} if isinstance(inputs, Mapping) else inputs

@@ -1,4 +1,4 @@
-"""Scores of predictions, and the disagreement of networks, each one number over a set of samples."""
+"""Scores of predictions and the disagreement of networks, each as one number over a set of samples."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from argosy.errors import RunError
 __all__ = ["class_scores", "disagreement", "number_scores", "scores_of_classes", "scores_of_numbers"]
 
 BINS = 15
-"""Bins of confidence, all of one width, as in Guo et al. 2017."""
+"""Number of equally wide bins of confidence, as in Guo et al. 2017."""
 
 
 SUM_OFF = 0.01
-"""Most by which probabilities of a sample may miss a sum of one: bfloat16 rounds as much."""
+"""Tolerance for the sum of a sample's probabilities, because bfloat16 rounds by that much."""
 
 
 def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
     """Return accuracy, negative log-likelihood, Brier score and expected calibration error of class probabilities.
 
-    Targets are class numbers. Raises RunError for other shapes and targets, rows with NaN, and rows that are no probabilities.
+    Targets are class numbers. Raises RunError for other shapes or targets, for rows with NaN, and for rows that do not sum to 1.
     """
     target_N = torch.as_tensor(target_N)
     if probabilities_NC.dim() != 2 or target_N.shape != probabilities_NC.shape[:1]:
@@ -48,7 +48,7 @@ def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
 def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
     """Return the root mean squared error and the mean absolute error.
 
-    Raises RunError where the two have unlike shapes, and for rows with NaN.
+    Raises RunError if the shapes differ, and for rows with NaN.
     """
     target_N = torch.as_tensor(target_N)
     if predicted_N.shape != target_N.shape:
@@ -62,7 +62,7 @@ def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
 
 
 def scores_of_classes(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, float]:
-    """Return `class_scores` without its checks, as of a network that has diverged."""
+    """Return `class_scores` without its checks, for example for a network that has diverged."""
     probabilities_NC = probabilities_NC.double()
     truth_NC = torch.zeros_like(probabilities_NC).scatter_(1, target_N[:, None], 1.0)
     confidence_N, said_N = probabilities_NC.max(dim=1)
@@ -82,25 +82,25 @@ def scores_of_numbers(predicted_N: Tensor, target_N: Tensor) -> dict[str, float]
 
 
 def disagreement(outputs_MNC: Tensor) -> float:
-    """Return the share of samples for which two members predict different classes, as a mean over all pairs of members."""
+    """Return the fraction of samples for which two members predict different classes, averaged over all pairs of members."""
     members, samples, classes = outputs_MNC.shape
     pairs = samples * members * (members - 1)
     named_NM = outputs_MNC.argmax(dim=2).T
-    # Of thousands of members there are millions of pairs: as many predict one class as follow from how many do.
+    # Thousands of members form millions of pairs, so count the agreeing pairs from the number of members per class.
     count_NC = named_NM.new_zeros(samples, classes).scatter_add_(1, named_NM, torch.ones_like(named_NM))
     agreeing = (count_NC * (count_NC - 1)).sum().item()
     return (pairs - agreeing) / pairs if pairs else 0.0
 
 
 def _calibration_error(confidence_N: Tensor, right_N: Tensor) -> float:
-    """Return the distance of mean confidence from accuracy over bins of confidence, weighted by samples."""
+    """Return the difference between mean confidence and accuracy in each bin of confidence, averaged with weights by samples."""
     bins_N = (confidence_N * BINS).ceil().long().clamp(1, BINS) - 1
     excess = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins_N, confidence_N - right_N)
     return (excess.abs().sum() / len(confidence_N)).item()
 
 
 def _check_predicted(function: str, predicted_N: Tensor) -> None:
-    """Raise RunError where samples have a prediction with NaN."""
+    """Raise RunError if a prediction contains NaN."""
     nan_N = predicted_N.isnan().flatten(1).any(dim=1) if predicted_N.dim() > 1 else predicted_N.isnan()
     if lacking := int(nan_N.sum()):
         raise RunError(

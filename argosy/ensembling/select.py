@@ -1,4 +1,4 @@
-"""Chooses the members of an ensemble and their weights: greedy selection, alone and bagged (Caruana et al. 2004)."""
+"""Chooses the members of an ensemble and their weights by greedy selection, plain or bagged (Caruana et al. 2004)."""
 
 import math
 from collections.abc import Callable
@@ -27,20 +27,20 @@ __all__ = [
 
 How = Literal["greedy", "bagged"]
 Losses = Callable[[Tensor], Tensor]
-"""Terms of means ``[M, N, …]`` -> the loss of each, ``[M]``."""
+"""Function from means of `terms` ``[M, N, …]`` to the loss of each, ``[M]``."""
 
 ROUNDS = 50
-"""Each round adds a member; the best ensemble of all rounds is taken."""
+"""Number of rounds; each adds a member, and the best ensemble of all rounds is taken."""
 BAGS, FEW = 8, 8
-"""Random halves, and the least number of networks of which halves are chosen from."""
+"""Number of random halves, and the smallest number of networks for which bagging is used."""
 PART = 2**22
-"""Values of members and samples that are combined in memory at once."""
+"""Largest number of values, over members and samples, that are combined in memory at once."""
 
 
 def selected(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:
-    """Return weights that sum to one, by what the loss of a mean needs of each member's outputs.
+    """Return weights that sum to one, given the `terms` of each member and the losses of their means.
 
-    Of few networks, whose random halves would leave nothing to choose, a bagged choice is a greedy one.
+    With fewer than `FEW` networks, whose random halves would leave little to choose from, ``bagged`` selects like ``greedy``.
     """
     sound_M = terms_MN.flatten(1).isfinite().all(dim=1)
     if how == "greedy" or int(sound_M.sum()) < FEW:
@@ -51,11 +51,11 @@ def selected(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:
 
 
 def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
-    """Return weights that sum to one: how often each member was added, each time the one that makes the ensemble best.
+    """Return weights that sum to one, in proportion to how often greedy selection adds each member.
 
-    Best is the least negative log-likelihood of the targets, for votes the least share of wrong ones, for numbers the least mean
-    squared error; ties go to the earliest ensemble and the first member. A member may be added again. On these samples the
-    ensemble is never worse than the best member alone.
+    Each round adds the member with which the ensemble has the lowest loss: the negative log-likelihood of the targets, for votes the
+    error rate, for numbers the mean squared error. A member may be added several times. Ties go to the earliest ensemble and the first
+    member. On these samples the ensemble is never worse than the best member alone.
     """
     rows = max(PART // max(terms_MN[0].numel(), 1), 1)
     parts = [terms_MN[start : start + rows] for start in range(0, len(terms_MN), rows)]
@@ -63,7 +63,7 @@ def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
     best, found = math.inf, counts
     for size in range(1, ROUNDS + 1):
         losses_M = torch.cat([losses((total + part) / size) for part in parts])
-        losses_M = losses_M.nan_to_num(nan=math.inf)  # as a network has that has diverged
+        losses_M = losses_M.nan_to_num(nan=math.inf)  # a diverged network has NaN
         added = int(losses_M.argmin())
         total = total + terms_MN[added]
         counts[added] += 1
@@ -73,8 +73,10 @@ def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
 
 
 def bagged(terms_MN: Tensor, losses: Losses, seed: int) -> list[float]:
-    """Return the mean weights of those `chosen` from several random halves: where the best ones lack, others show what they are good for
-    (bagged selection, Caruana et al. 2004, §2.3)."""
+    """Return the mean of the weights `chosen` from several random halves (bagged selection, Caruana et al. 2004, §2.3).
+
+    In halves that lack the best networks, others get a chance.
+    """
     draws, total_M = np.random.RandomState(seed % 2**32), np.zeros(len(terms_MN))
     for _ in range(BAGS):
         bag = draws.permutation(len(terms_MN))[: max(len(terms_MN) // 2, 1)]
@@ -83,7 +85,7 @@ def bagged(terms_MN: Tensor, losses: Losses, seed: int) -> list[float]:
 
 
 def of_probabilities(probability_MN: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``, without those that are `NO_CLASS`."""
+    """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``, ignoring `NO_CLASS`."""
     flat_MN = probability_MN.flatten(1)
     known_MN = flat_MN < (1 + NO_CLASS) / 2
     return -(flat_MN.log() * known_MN).sum(dim=1) / known_MN.sum(dim=1)
@@ -95,7 +97,7 @@ def of_errors(error_MN: Tensor) -> Tensor:
 
 
 def terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> Tensor:
-    """Return the members' terms of the sum, reduced to what `losses_of` needs of their mean."""
+    """Return the members' terms in the weighted sum, reduced to what `losses_of` needs."""
     if combine == "mean":
         return outputs_MN - target_N
     said_MNC = said(outputs_MN, combine)
@@ -105,7 +107,7 @@ def terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> Tensor:
 
 
 def losses_of(target_N: Tensor, combine: Combine) -> Losses:
-    """Return the loss of means of `terms`."""
+    """Return the function that computes the loss from means of `terms`."""
     if combine == "mean":
         return of_errors
     if combine == "probabilities":

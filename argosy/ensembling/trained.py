@@ -1,4 +1,4 @@
-"""The networks of a run: the part of a report that needs the study and torch."""
+"""The networks of a run, which is the part of a report that needs the study and torch."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -66,13 +66,13 @@ class Trained:
     """By member: what has changed in its network since it was trained."""
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
-        """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
+        """Implement `Networks.load`; raises RunError if nothing was saved or the study has no such member."""
         preparation = preparation_of(self.known_study()) if preprocess else None
         network, _ = self._best_of(name)
         return network if preparation is None else Prepared(network, preparation).eval()
 
     def _best_of(self, name: str) -> tuple[nn.Module, tuple[int, int]]:
-        """Return a member's network with the best weights that are saved, and their (epoch, section); warn where the member has done better since."""
+        """Return a member's network with its best saved weights, and their (epoch, section); warn if better ones are not saved yet."""
         study, state = self.known_study(), self.state.member(name)
         saved = next((saved for saved in reversed(state.saved) if saved.best is not None), None)
         if saved is None or saved.best is None:
@@ -85,7 +85,7 @@ class Trained:
                 "run's own study, including members that were added or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
-        # A whole state, whose weights are the best, says of which section; a file of the best weights is of one itself.
+        # The file is either a whole checkpoint, which names the section of its best weights under "best", or only the best weights.
         epoch, section, value, *_ = best.get("best") or (best["epoch"], best["section"], best["value"])
         if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):
             objective = study.objective
@@ -104,7 +104,10 @@ class Trained:
         return network, (epoch, section)
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
-        """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data, and StudyError for samples that raise where the study does not skip them."""
+        """Implement `Networks.predict`.
+
+        Raises RunError if no samples are given and the study has no validation data, and StudyError for samples that raise and are not skipped.
+        """
         study = self.known_study()
         if samples is None and not study.data.has_val:
             raise RunError(
@@ -130,7 +133,7 @@ class Trained:
         calibrate: bool,
         preprocess: bool,
     ) -> Ensemble:
-        """Implement `Networks.ensemble`, with the combination that fits the losses where none is given."""
+        """Implement `Networks.ensemble`; without `combine`, the combination that fits the losses is used."""
         for way in [] if combine is None else flatten(combine)[0]:
             check_choice("report.ensemble: combine", way, get_args(Combine))
         found = self._combined(names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate)
@@ -195,9 +198,9 @@ class Trained:
     def _with_snapshots(
         self, networks: dict[str, nn.Module], combine: Reducible, how: How
     ) -> tuple[dict[str, nn.Module], list[float]]:
-        """Return these networks with the snapshots that a choice takes of all, and the weights; none where no snapshots are kept.
+        """Return these networks with the snapshots that selection takes, and the weights; no weights if no snapshots are kept.
 
-        Of each network only what the choice needs is kept of its outputs, since snapshots may be thousands.
+        Only what selection needs of each network's outputs is kept, because there may be thousands of snapshots.
         """
         found = {name: network for member in networks for name, network in self._snapshots(member).items()}
         if not found:
@@ -209,9 +212,9 @@ class Trained:
         return {name: every[name] for name in kept}, [*kept.values()]
 
     def _snapshots(self, name: str) -> dict[str, nn.Module]:
-        """Return a member's networks as they were after its last sections, but for the best one, by its name and their epochs.
+        """Return a member's networks after its last sections, except the best section, by `snapshot_name`.
 
-        They are those of the newest sound file: one of a run that goes on may have been replaced meanwhile.
+        They come from the newest readable file, because a run in progress may have replaced a file meanwhile.
         """
         study, state = self.known_study(), self.state.member(name)
         if study.ensemble is None or not study.ensemble.snapshot_bytes:
@@ -303,7 +306,7 @@ class Trained:
 
 
 def _as_of(row: MemberResult, at: tuple[int, int]) -> MemberResult:
-    """Return the result with the figures of this (epoch, section), whose weights are exported."""
+    """Return the result with the metrics of this (epoch, section), whose weights are exported."""
     until = tuple(ended for ended in row.sections if (ended.epoch, ended.section) <= at)
     if not until or (until[-1].epoch, until[-1].section) != at:
         return row
@@ -311,7 +314,7 @@ def _as_of(row: MemberResult, at: tuple[int, int]) -> MemberResult:
 
 
 def _with_gaps(predicted: Predicted) -> Any:
-    """Return the output of one network with a row for each sample, NaN for those that raised; warn of these."""
+    """Return the output of one network with a row for each sample; samples that raised get NaN and a warning."""
     missing = np.setdiff1d(np.arange(predicted.length), predicted.indices.numpy())
     named = ", ".join(map(str, missing[:5])) + (" and others" if len(missing) > 5 else "")
     leaves, tree = flatten(predicted.outputs[0])
@@ -328,7 +331,7 @@ def _with_gaps(predicted: Predicted) -> Any:
 
 
 def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Tensor:
-    """Return the mean of the outputs that parts have of each sample, ``[N, …]``; NaN where none has one."""
+    """Return each sample's mean output over the parts that contain it, ``[N, …]``; NaN for samples in no part."""
     total = outputs[0].new_zeros(parts[0].length, *outputs[0].shape[1:])
     times = outputs[0].new_zeros(parts[0].length, *[1] * (total.dim() - 1))
     for part, output in zip(parts, outputs, strict=True):
@@ -338,12 +341,12 @@ def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Ten
 
 
 def _sizes(study: Study) -> list[int]:
-    """Return the sizes of batches that members of the study are validated on."""
+    """Return the batch sizes with which members of the study are validated."""
     return list(dict.fromkeys(member.eval_batch_size or member.batch_size for member in study.members))
 
 
 def _usual(members: Sequence[Member]) -> Combine:
-    """Return how to combine members trained by these losses; raise RunError where the losses do not tell."""
+    """Return how to combine members with these losses; raise RunError if the losses do not determine it."""
     kinds = {kind_of(member) for member in members}
     if kinds == {"classes"}:
         return "probabilities"
@@ -365,6 +368,6 @@ def _all_validated_alike(members: Sequence[Member]) -> bool:
 
 
 def _several_numbers(output: Any, target: Any) -> bool:
-    """Whether an output has more numbers than its target, as the quantiles of one have."""
+    """Return whether an output has more numbers than its target, for example several quantiles."""
     numbers = isinstance(output, Tensor) and isinstance(target, Tensor) and target.is_floating_point()
     return numbers and output.numel() > target.numel()

@@ -35,7 +35,7 @@ class SearchReport:
     """Result of a search."""
 
     run: Report
-    """Report of its members: one per trial, named after it, or several of which the trial is the mean."""
+    """Report of its members: one per trial, named after it, or several whose mean is the trial's result."""
     rows: tuple[TrialResult, ...]
     """Trials, best first; a trial that starts from scratch at each rung has one row per rung."""
     parameters: Mapping[str, Mapping[str, Any]]
@@ -43,9 +43,9 @@ class SearchReport:
     trials: Mapping[str, int]
     """Trial numbers by name of the row."""
     sources: Mapping[str, str]
-    """Members that started from another member's weights, with that member."""
+    """By member that started from another member's weights: that member."""
     seconds: float
-    """Time that drivers worked on it, up to the last journaled event."""
+    """Time that drivers worked on the search, up to the last journaled event."""
     epochs: float
     """Epochs trained by all members together."""
     packed_seconds: float
@@ -84,12 +84,12 @@ class SearchReport:
 
     @property
     def leader(self) -> Leader | None:
-        """The best trial, as named in headlines; None before there is one."""
+        """The best trial, for headlines; None before there is one."""
         return leader_of(self._best, self.run.objective)
 
     @property
     def has_several(self) -> bool:
-        """Whether it has several objectives."""
+        """Whether the search has several objectives."""
         return len(self.objectives) > 1
 
     def shown(self, row: TrialResult) -> dict[str, float]:
@@ -250,7 +250,7 @@ class SearchReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
+        """Return the text at the end of a search as HTML, for notebooks."""
         return self.ending().html()
 
     def to_pandas(self) -> Any:
@@ -334,7 +334,7 @@ class SearchReport:
 
     @classmethod
     def of(cls, run: Report, timeline: Iterable[tuple[float, Event]], study: Any) -> "SearchReport":
-        """Build it from a run's report, (seconds of the search, event) of all that was journaled, and Optuna's study of it."""
+        """Build the report from a run's report, all journaled events as (seconds of the search, event), and Optuna's study."""
         told = list(timeline)
         state = RunState.of(event for _, event in told)
         members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
@@ -358,7 +358,7 @@ class SearchReport:
 
 
 def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values under names of their own: where another column has one, the kind goes before it."""
+    """Return values by name; a name that another column has taken is prefixed with the kind."""
     return {f"{kind}.{name}" if name in taken else name: value for name, value in values.items()}
 
 
@@ -366,7 +366,7 @@ Told = Sequence[tuple[float, Event]]
 
 
 def _first_comparison(told: Told) -> float | None:
-    """Return when the last of those that began with the search had ended its first section, or was over."""
+    """Return when all members that began with the search had ended their first section, or were over; None before."""
     began, waiting = False, set[str]()
     for seconds, event in told:
         began = began or isinstance(event, RunStarted)
@@ -380,7 +380,7 @@ def _first_comparison(told: Told) -> float | None:
 
 
 def _found(best: TrialResult, told: Told) -> float:
-    """Return when the best trial had ended its best section."""
+    """Return when all members of the best trial had ended its best section."""
     first: dict[str, float] = {}
     for seconds, event in told:
         if isinstance(event, SectionEnded) and event.member in best.members and event.epochs == best.best_epochs:
@@ -389,14 +389,14 @@ def _found(best: TrialResult, told: Told) -> float:
 
 
 class Packs:
-    """Savings by programs of several members, as a journal tells them."""
+    """Time saved by stepping several members in one program, computed from journaled events."""
 
     def __init__(self) -> None:
         self._gains: dict[str, float] = {}
-        """Seconds saved for each sample, by member."""
+        """Seconds saved per sample, by member."""
 
     def saved_by(self, event: Event) -> float:
-        """Return the seconds saved in a section, as measured of a sample alone and together when its program was chosen."""
+        """Return the seconds saved in a section, from the seconds per sample alone and together, measured when its program was chosen."""
         if isinstance(event, Packed):
             alone = event.seconds.get(("plain", 1))
             sizes = [size for kind, size in event.seconds if kind == event.kind and size > 1]

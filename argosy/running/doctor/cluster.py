@@ -1,11 +1,11 @@
 """``argosy doctor --cluster``: the nodes of a job test each other before a study is trained on them.
 
-Contract. The nodes find each other as those of a run do (`argosy.running.hosts.notices`), in a folder of their own, so
-that a job that begins in the run directory meanwhile is not disturbed. Each node then has a listener with the same key;
-a thread (`_Desk`) answers its callers, and alone uses those connections. A node calls all others at the same time, each
-in a thread that owns the call, and then measures the bandwidth to the next one by rank. Rank 0 sends the list of nodes,
-receives their findings, and judges them (`argosy.running.doctor.cluster_checks`); the others end when it hangs up.
-Every wait has a limit.
+Contract. The nodes find each other like those of a run (`argosy.running.hosts.notices`), but in a separate folder, so
+a job that starts in the run directory meanwhile is not disturbed. Each node has a listener with the same key. One
+thread (`_Desk`) answers its callers, and only this thread uses those connections. A node calls all others at the same time, each
+call in its own thread, and in one of these measures the bandwidth to the next node by rank. Rank 0 sends the list of nodes,
+receives their findings, and judges them (`argosy.running.doctor.cluster_checks`); the others end when it closes the connection.
+Every wait has a timeout.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ from argosy.stream.wire import Peer
 __all__ = ["answer", "examine_cluster", "place_in"]
 
 JOIN_SECONDS = 6.0
-"""Most seconds between the starts of the nodes."""
+"""Longest time between the starts of the nodes."""
 CALL_SECONDS = 1.5
-"""Seconds that a node may take to accept a call."""
+"""Timeout for a node to accept a call."""
 ANSWER_SECONDS = 3.0
 END_SECONDS = 60.0
-"""Seconds of silence after which rank 0 counts as gone."""
+"""Silence after which rank 0 counts as gone."""
 FLOOD_SECONDS = 0.3
 PIECE = bytes(2**16)
 ASKS = 5
-"""Number of answers; the quickest one gives the best estimate of the clock."""
+"""Number of clock queries per call; the quickest answer gives the best estimate."""
 MOST_CALLS = 32
-"""Most calls of one node at the same time."""
+"""Largest number of simultaneous calls of one node."""
 TICK_SECONDS = 0.1
 CLOCK = "clock?"
 
 
 def place_in(environment: Mapping[str, str]) -> JobPlace:
-    """Return the place of this process; raises PlanError if no launcher started it beside others."""
+    """Return the place of this process in its job; raises PlanError if no launcher started it together with others."""
     place = place_of(environment)
     if place is None:
         raise PlanError(
@@ -62,7 +62,7 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
 
 
 def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -> list[Check]:
-    """Return all checks of the job's nodes, at rank 0; leaves nothing below the directory."""
+    """Run rank 0 of the job and return all checks of its nodes; leaves nothing in the directory."""
     refusals: list[str] = []
     certificate = certificate_in(os.environ)
     with _folder(directory) as folder, contextlib.ExitStack() as last_first:
@@ -82,14 +82,14 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
             peer.send(nodes)
         began = time.monotonic()
         findings = {place.rank: desk.examine(nodes[0], nodes, study_file)}
-        # The others take as long as this node, because they open the study's data as well.
+        # Give the other nodes as long as this one took, because they open the study's data as well.
         seconds = time.monotonic() - began
         findings |= _collect(peers, time.monotonic() + seconds + ANSWER_SECONDS)
     return judge(nodes, place.nodes, findings, refusals)
 
 
 def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
-    """Run another process of the job; returns the exit code."""
+    """Run a process of another rank, and return its exit code."""
     if place.local_rank:
         return 0
     certificate = certificate_in(os.environ)
@@ -104,13 +104,13 @@ def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
             print(f"rank {place.rank}: rank 0 is gone.", file=sys.stderr)
             return 1
         peer.send(desk.examine(here, nodes, study_file))
-        with contextlib.suppress(EOFError):  # until rank 0 hangs up: other nodes may still be calling
+        with contextlib.suppress(EOFError):  # answer other nodes until rank 0 closes the connection
             peer.wait(END_SECONDS)
         return 0
 
 
 class _Desk:
-    """A node's own listener, with a thread that answers callers until exit; and its calls to others."""
+    """A node's listener, with a thread that answers callers until exit, and its calls to other nodes."""
 
     def __init__(self, key: bytes, certificate: Certificate | None) -> None:
         self._key = key
@@ -134,7 +134,7 @@ class _Desk:
         return Here(rank=rank, host=host, address=address, port=port, versions=versions())
 
     def examine(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Findings:
-        """Return what this node finds."""
+        """Call the other nodes, open the study's data, and return the findings."""
         others = [node for node in nodes if node.rank != here.rank]
         later = [node for node in nodes if node.rank > here.rank]
         flooded = next(iter(later or others), None)
@@ -158,7 +158,7 @@ class _Desk:
 
 
 def _answered(peer: Peer) -> bool:
-    """Answer a caller that asks for the time; returns False once it has hung up."""
+    """Answer a caller that asks for the time; return False once it has closed the connection."""
     try:
         for said in peer.receive():
             if said == CLOCK:
@@ -170,7 +170,7 @@ def _answered(peer: Peer) -> bool:
 
 
 def _compare_clocks(peer: Peer) -> tuple[float, float]:
-    """Return the error bound, and by how many seconds the other clock is ahead; both in seconds."""
+    """Return the error bound, and how far the other clock is ahead, both in seconds."""
     asked = _now()
     there = _ask(peer)
     answered = _now()
@@ -185,18 +185,18 @@ def _ask(peer: Peer) -> float:
 
 
 def _flood(peer: Peer) -> float:
-    """Return the bytes per second that another node receives."""
+    """Return the bandwidth to another node in bytes per second."""
     sent, began = 0, time.perf_counter()
     while time.perf_counter() - began < FLOOD_SECONDS:
         peer.send(PIECE)
         peer.drain(ANSWER_SECONDS)
         sent += len(PIECE)
-    _ask(peer)  # the answer comes after all of it
+    _ask(peer)  # the answer arrives after the other node has received everything
     return sent / (time.perf_counter() - began)
 
 
 def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
-    """Return the other nodes that call in time, by rank."""
+    """Return the other nodes that call in time, sorted by rank."""
     joined: dict[int, tuple[Here, Peer]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
@@ -209,7 +209,7 @@ def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
 
 
 def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
-    """Return what the other nodes have found, as far as they report it in time."""
+    """Return the findings that other nodes report in time, by rank."""
     found: dict[int, Findings] = {}
     for rank, peer in peers.items():
         with contextlib.suppress(EOFError):
@@ -220,7 +220,7 @@ def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
 
 def _samples(study_file: Path) -> Samples:
     """Open the study's data on this node, and return facts about it."""
-    # Imported here because it takes longer than all the rest.
+    # Imported here because it takes longer than everything else.
     from argosy.running.directory.studyfile import load_study
     from argosy.stream.sources import open_sources
 
@@ -240,13 +240,13 @@ def _now() -> float:
 
 
 def _folder_of(directory: Path) -> Path:
-    """Return the folder where the nodes find rank 0."""
+    """Return the folder through which the nodes find rank 0."""
     return directory / "doctor"
 
 
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[Path]:
-    """Create that folder for this user alone, and remove at the end what was created."""
+    """Create that folder, accessible to this user only, and finally remove all folders that were created."""
     folder = _folder_of(directory)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     own_directory(directory)

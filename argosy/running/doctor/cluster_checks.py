@@ -1,6 +1,6 @@
-"""Judge what the nodes of a job have found out about each other, for ``argosy doctor --cluster``: pure functions.
+"""Pure functions that judge the findings of a job's nodes, for ``argosy doctor --cluster``.
 
-Rank 0 is the reference: a node that differs from it is the one to fix.
+Rank 0 is the reference: if a node differs from it, that node must be fixed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from argosy.running.doctor.machine_checks import Check, judged
 __all__ = ["Here", "MeasuredLink", "Findings", "Samples", "judge"]
 
 CLOCK_SECONDS = 1.0
-"""Most seconds between two clocks: journal, time limits and certificates depend on them."""
+"""Largest difference between two clocks; the journal, time limits and certificates depend on clocks."""
 LEAST_BYTES_PER_SECOND = 10e6
-"""Least rate of a link; on a slower one a checkpoint of 1 GiB would take minutes."""
+"""Lowest bandwidth of a link; on a slower one, a checkpoint of 1 GiB would take minutes."""
 MOST_NAMED = 3
 
 
@@ -41,18 +41,18 @@ class MeasuredLink:
     to: int
     """Rank of the node that was called."""
     problem: str = ""
-    """Why it was not reached; empty if it was."""
+    """Why the node was not reached; empty if it was."""
     ahead_seconds: float = 0.0
-    """Seconds by which its clock is ahead."""
+    """Seconds by which the clock of the called node is ahead."""
     within_seconds: float = 0.0
     """Error bound of `ahead_seconds`: half a round trip."""
     bytes_per_second: float | None = None
-    """None if it was not measured."""
+    """Bandwidth; None if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """What a node finds in the study's data."""
+    """The study's data as one node finds them."""
 
     lengths: Mapping[str, int]
     fingerprints: Mapping[str, str]
@@ -62,7 +62,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """What a node has found about the others, and in the study's data; None if it was given no study."""
+    """Findings of one node: its links to the others, and the study's data; `samples` is None if it was given no study."""
 
     links: Sequence[MeasuredLink]
     samples: Samples | None
@@ -119,7 +119,7 @@ def judge_equal_versions(nodes: Sequence[Here]) -> Check:
 
 
 def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
-    """Check that clocks agree with that of rank 0, as far as a round trip can tell."""
+    """Check that clocks agree with that of rank 0, within the error of the measurement."""
     seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
@@ -200,7 +200,7 @@ def _difference(found: Samples, wanted: Samples) -> str:
 
 
 def _first(said: Iterable[str]) -> str:
-    """Join the first `MOST_NAMED` sentences and the number of the others."""
+    """Join the first `MOST_NAMED` items, and add the number of the others."""
     words = list(said)
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return "; ".join([*words[:MOST_NAMED], *more])

@@ -1,4 +1,4 @@
-"""Check for problems that would keep a run from working on this machine: `examine` inspects, `machine_checks` judges."""
+"""Looks for problems that would keep a run from working on this machine; `machine_checks` judges the findings."""
 
 import contextlib
 import fcntl
@@ -42,12 +42,12 @@ from argosy.stream.wire import Peer
 __all__ = ["examine"]
 
 FORK_SECONDS = 60.0
-"""Most seconds to wait for the first worker; importing torch from a cold disk takes most of them."""
+"""Timeout for the first worker; importing torch from a cold disk takes most of the time."""
 
 
 def examine(directory: Path) -> list[Check]:
-    """Return all checks, for a run below this directory; a check that raises has failed."""
-    # The server imports while the other checks run.
+    """Return all checks, for a run in this directory; a check that raises has failed."""
+    # The fork server imports modules while the other checks run.
     server, problem = _start_server()
     cores = usable_cores()
     checks: dict[str, Callable[[], Check]] = {
@@ -96,7 +96,7 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _task_limit() -> int | None:
-    """Return the most tasks that this user may have; None without a limit, and for root, to which it does not apply."""
+    """Return the largest number of tasks that this user may have; None without a limit, and for root, who has none."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
@@ -110,12 +110,12 @@ def _tasks_of_user() -> int:
 
 
 def _nearest(directory: Path) -> Path:
-    """Return the folder itself, or the nearest existing one above it."""
+    """Return the folder itself, or its nearest existing parent."""
     return next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
 
 
 def _check_locks(directory: Path) -> Check:
-    """Take a lock, as a run does to keep others out of its directory."""
+    """Check that a lock can be taken, as a run does to keep others out of its directory."""
     folder, refusal = _nearest(directory), ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -127,13 +127,13 @@ def _check_locks(directory: Path) -> Check:
 
 
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
-    """Return the nearest folder that exists, its free bytes, and whether a file can be created there."""
+    """Return the nearest existing folder, its free bytes, and whether files can be created in it."""
     folder = _nearest(directory)
     return folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK)
 
 
 def _find_gpus() -> Gpus:
-    """Ask torch about GPUs only if the driver shows one: importing torch takes longer than all other checks."""
+    """Return the GPUs; torch is asked only if the driver shows any, because importing it takes longer than all other checks."""
     in_machine = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if in_machine == 0:
@@ -176,9 +176,9 @@ def _check_server(server: ForkServer | None, problem: str) -> Check:
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:
-    """Return an empty string if a forked worker has answered, and otherwise what went wrong."""
+    """Fork a worker, and return an empty string if it answers, otherwise what went wrong."""
     ours, theirs = Peer.pair()
-    blob = os.memfd_create("argosy-doctor")  # no study: the worker reports that it cannot continue, and ends
+    blob = os.memfd_create("argosy-doctor")  # contains no study, so the worker reports an error and ends
     os.write(blob, bytes(8))
     _, heartbeat = Heartbeat.create()
     try:

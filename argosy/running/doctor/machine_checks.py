@@ -1,4 +1,4 @@
-"""Judge what ``argosy doctor`` has found on a machine: pure functions, each of which names the fix of a problem."""
+"""Pure functions that judge what ``argosy doctor`` has found on a machine; each one names a fix for its problem."""
 
 import resource
 from collections.abc import Mapping
@@ -39,27 +39,27 @@ EXTRAS = {
 """Optional packages, and the extra of Argosy that installs each."""
 DISK_BYTES = GIB
 SERVICE_BYTES, DEVICE_BYTES = GIB, GIB // 2
-"""Bytes of memory of driver, fork server, feeder and ring; and of one trainer with small members."""
+"""Bytes of memory of driver, fork server, feeder and ring together, and of one trainer with small members."""
 SERVICE_FILES, WORKER_FILES = 48, 4
-"""Descriptors of a run's busiest process: those that it always needs, and those for each worker that it talks to."""
+"""File descriptors of a run's busiest process: a fixed number, and the number for each worker that it talks to."""
 SERVICE_TASKS, WORKER_TASKS = 16, 2
-"""Processes and threads of a run: those that it always needs, and those for each worker."""
+"""Processes and threads of a run: a fixed number, and the number for each worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that was checked."""
+    """The result of one check."""
 
     name: str
     found: str
     wanted: str
     ok: bool
     fix: str = ""
-    """The exact command or setting that fixes it; empty or advice if there is no problem."""
+    """The exact command or setting that fixes the problem; without a problem, empty or advice."""
 
 
 def judged(name: str, found: str, wanted: str, fix: str = "") -> Check:
-    """Return a check, which has failed if there is something to fix."""
+    """Return a check, which has failed if `fix` is given."""
     return Check(name=name, found=found, wanted=wanted, ok=not fix, fix=fix)
 
 
@@ -76,11 +76,11 @@ class Gpus:
     torch_cuda: str | None = None
     """Version of CUDA that torch was built for; None for a build without CUDA."""
     complaint: str = ""
-    """Warnings of torch while it was asked."""
+    """Warnings that torch gave when it was asked."""
 
 
 def judge_versions(found: Mapping[str, str | None]) -> Check:
-    """Check that Python, torch and NumPy are installed and recent enough; None is a package that is not installed."""
+    """Check that Python, torch and NumPy are installed and recent enough; None means that a package is not installed."""
     old = [name for name, least in WANTED_VERSIONS.items() if _numbers(found[name]) < _numbers(least)]
     packages = " ".join(f"'{name}>={WANTED_VERSIONS[name]}'" for name in old if name != "python")
     return judged(
@@ -92,7 +92,7 @@ def judge_versions(found: Mapping[str, str | None]) -> Check:
 
 
 def judge_extras(found: Mapping[str, str | None]) -> Check:
-    """List optional packages; none of them is needed to train."""
+    """List optional packages, none of which is needed for training."""
     missing = [name for name, version in found.items() if version is None]
     extras = ",".join(dict.fromkeys(EXTRAS[name] for name in missing))
     return Check(
@@ -105,7 +105,7 @@ def judge_extras(found: Mapping[str, str | None]) -> Check:
 
 
 def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
-    """Check for at least one whole core; a limit below the machine's cores is reported, not refused."""
+    """Check for at least one whole core; a limit below the machine's cores is reported, but is no failure."""
     limits = f"{allowed} of {there} by affinity" + ("" if quota is None else f", a quota of {quota:g}")
     fix = "" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2"
     return judged("cores", limits, "1 or more", fix)
@@ -125,7 +125,7 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
 
 
 def judge_dev_shm(size: int | None) -> Check:
-    """Report its size only: blocks travel in anonymous memory, so this file system is never needed."""
+    """Report the size of /dev/shm; there is no requirement, because blocks use anonymous memory."""
     found = "none" if size is None else sized(size)
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
@@ -133,7 +133,7 @@ def judge_dev_shm(size: int | None) -> Check:
 
 
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
-    """Check the limits, soft and hard, on open files of one process."""
+    """Check the soft and hard limits on open files per process."""
     (soft, hard), wanted = limits, SERVICE_FILES + WORKER_FILES * workers
     ample = max(wanted, 1024)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -147,7 +147,7 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
-    """Check for room for more processes and threads of this user, given the limit (None if there is none) and the present number."""
+    """Check that this user may start enough processes and threads, given the limit (None if there is none) and their present number."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
     fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or raise the container's pids limit"
@@ -155,7 +155,7 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
-    """Check the disk of the runs folder."""
+    """Check free space and write access in the folder of the runs."""
     found = f"{sized(free)} free in {folder}" if writable else f"{folder} is not writable"
     fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with space that you may write to"
     return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", fix)

@@ -1,4 +1,4 @@
-"""Read the directory of a run or of a search, with what builds its networks."""
+"""Reads the directory of a run or of a search, with the description that builds its networks."""
 
 from pathlib import Path
 from typing import overload
@@ -22,10 +22,10 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report: ...
 def load(directory: str | Path, *, study: Search) -> SearchReport: ...
 @known_keywords("argosy.load")
 def load(directory: str | Path, *, study: Study | Search | None = None) -> Report | SearchReport:
-    """Return the report of a run, read from its directory; given the study, members can `load()` their networks.
+    """Return the report of a run, read from its directory; with `study`, its members can `load()` their networks.
 
-    Of a search, `study` is its `argosy.Search`, and what comes back is what `argosy.tune` returned. Raises RunError where the
-    directory holds no run yet, or another search.
+    For a search, pass its `argosy.Search` as `study`; the result is then the report that `argosy.tune` returned. Raises RunError if
+    the directory holds no run yet, or another search.
     """
     if not isinstance(study, Search):
         return loading.load(directory, study=study)

@@ -1,4 +1,4 @@
-"""The population of a search: which trial's weights a trial continues from, and which parameters may change then."""
+"""The population of a search: from which trial's weights a clone continues, and which parameters it may change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Population:
         return self.scheduler.sources.get(number)
 
     def is_saved(self, source: Trial, here: MemberState) -> bool:
-        """Whether the trial has saved the point from which a clone would begin."""
+        """Return whether the trial has saved the state from which a clone would begin."""
         newest = newest_file(here)
         return newest is not None and newest.epoch * self.sections >= source.told
 
     def explored(self, source: Trial) -> dict[str, Any]:
-        """Return parameters for the next trial, as a clone of this one."""
+        """Return parameters for the next trial as a clone of `source`."""
         return self.sampling.explored(source.parameters, self.movable(source.parameters))
 
     def cloned(self, clone: Trial, source: Trial, file: Checkpoint | None) -> Cloned:
@@ -49,9 +49,9 @@ class Population:
         return Cloned(member=clone.member.name, source=source.member.name, changes=differing, checkpoint=file)
 
     def movable(self, parameters: Mapping[str, Any]) -> list[str]:
-        """Return the parameters that only set numbers that a clone may change; raises StudyError if there are none.
+        """Return the parameters whose change only affects numbers that a clone may change; raises StudyError if there are none.
 
-        They are found by building the member with another value of each.
+        They are found by building the member with a different value for each parameter in turn.
         """
         here = self.build(parameters)
         others = {name: self.build(self.sampling.explored(parameters, [name])) for name in parameters}
@@ -66,7 +66,7 @@ class Population:
 
 
 def changes(source: Member, clone: Member) -> dict[str, tuple[Any, Any]] | None:
-    """Return hyper-parameters that a clone changes, as (before, after); None if it cannot use its source's weights."""
+    """Return the hyper-parameters that a clone changes, as (before, after); None if it cannot use its source's weights."""
     before, after = source.hyperparameters, clone.hyperparameters
     if before.keys() != after.keys() or any(_kind(source, part) != _kind(clone, part) for part in PARTS):
         return None

@@ -1,4 +1,4 @@
-"""A search's policy to pack a rung: one pack after another, each on a device and a stream of its own."""
+"""A search's policy for packing a rung: one pack after another, each on its own device and stream."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ __all__ = ["InPacks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InPacks:
-    """A policy (`planning.policy.Policy`) of packs. A pack trains until its last member leaves; no member joins one."""
+    """A policy (`planning.policy.Policy`) that trains in packs; a pack trains until its last member leaves, and none joins it."""
 
     name: str
     packing: Packing
     candidate: Callable[[str], tuple[int, Candidate] | None]
-    """By member: its rung's budget and what it was built from; None for one that is no trial, and is packed alone."""
+    """Function from a member to its rung's budget and its candidate; None for a member that is no trial, which is packed alone."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Return a pack for each free device while trials wait: the shortest rung first, and its first trials first."""
+        """Return a pack for each free device while trials wait; the shortest rung comes first, and in it the first trials."""
         require_fit(situation.waiting, situation.devices)
         left = {profile.member: profile for profile in situation.waiting}
         flotillas = []

@@ -1,4 +1,4 @@
-"""The terms of a search, which must be equal, or grow, from one driver to the next."""
+"""The terms of a search, which must stay equal, or may only grow, from one driver to the next."""
 
 import re
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
 AT_ONCE = "at_once"
-"""Term that follows from the sampler, and that directories of earlier versions do not have."""
+"""Term of searches whose sampler learns; directories of earlier versions lack it."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-"""Address of a function or an object that a sampler holds, different in every process."""
+"""Address of a function or object that a sampler holds; it differs in every process."""
 
 
 def terms_of(search: Search, trials: int, *, brackets: Brackets, in_waves: bool = False) -> dict[str, Any]:
-    """Return the terms of a search of `trials` trials with brackets in this order; `in_waves` where its sampler learns."""
+    """Return the terms of a search of `trials` trials with brackets in this order; `in_waves` if its sampler learns."""
     objectives = search.objectives
     _, *others = objectives.modes
-    # What a search does not have is no term of it.
+    # Settings that a search does not use are left out of its terms.
     more = {
         **({AT_ONCE: search.at_once} if in_waves else {}),
         **({"others": {name: objectives.modes[name] for name in others}} if others else {}),
@@ -53,7 +53,7 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
     there = {AT_ONCE: here.get(AT_ONCE), **there}
-    # In a larger population the first clones would be different.
+    # In a larger population, even the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
         f"{key}: was {there.get(key)!r}, is now {here.get(key)!r}"

@@ -1,4 +1,4 @@
-"""One trial of a search: which members train for it, and what it is worth."""
+"""One trial of a search: the members that train for it, and its results."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +21,21 @@ class Trial:
     number: int
     parameters: Mapping[str, Any]
     built_from: dict[str, Any]
-    """Argument of `Search.build`: the parameters, or what a space that is a function makes of them."""
+    """Argument of `Search.build`: the parameters, or what the space returned if it is a function."""
     name: str
     """Name of its member, or of the configuration that its members repeat."""
     members: tuple[Member, ...]
-    """Members that train for it, or the last that did: one, or several that it is the mean of."""
+    """Members that train for it, or the last ones that did: one, or several whose mean is its result."""
     sections: int | None
-    """Sections that the members train; None if the scheduler decides, and the number grows."""
+    """Sections that the members train; None if the scheduler decides, section by section."""
     best: float = math.nan
     """Best value of the first objective so far, the mean of the members."""
     reached: Mapping[str, float] = field(default_factory=dict)
     """Metrics and totals at that section, means of the members."""
     constrained: tuple[float, ...] = ()
-    """What the constraints say of that."""
+    """Constraint values at that section."""
     told: int = 0
-    """Sections up to which the worth of the trial was reported; later members do not report those again."""
+    """Number of sections whose results were reported; later members do not report these again."""
     failed: str = ""
     """Why the other members end, if one of several has failed."""
     _sections_ended: int = 0
@@ -53,8 +53,8 @@ class Trial:
 
     @property
     def own_epochs(self) -> float | None:
-        """Epochs after which a rule of its members' own ends it at the latest; None where they have none, or it knows no bound."""
-        # The search has put its limit behind the rule of a member.
+        """Epochs after which its members' own rules end it at the latest; None if they have none, or none with a bound."""
+        # `members_of` has combined each member's own rule with the search's limit; the own rule is first.
         rules = (member.stop.first for member in self.members if isinstance(member.stop, Either))
         return min((rule.max_epochs for rule in rules if rule.max_epochs is not None), default=None)
 
@@ -87,7 +87,7 @@ class Trial:
                 yield self._sections_ended, value
 
     def is_between(self, here: Sequence[MemberState], most: int) -> bool:
-        """Whether its members have trained for their rung, of at most `most` sections, and another rung may follow."""
+        """Return whether its members have finished their rung, and another rung may follow before `most` sections."""
         return self.sections is not None and self.sections <= min(len(one.history) for one in here) < most
 
     def ends_with_others(self, one: MemberState, state: RunState) -> str | None:
@@ -107,9 +107,9 @@ class Trial:
 
 
 def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: Stop) -> tuple[str, tuple[Member, ...]]:
-    """Return a trial's name and members, which end by this rule at the latest, from the result of `Search.build`.
+    """Return a trial's name and members from the result of `Search.build`; the members end by `limit` at the latest.
 
-    Raises StudyError if it cannot be trained.
+    Raises StudyError if the result cannot be trained.
     """
     if isinstance(built, Member):
         name = f"{built.name}-{suffix}"

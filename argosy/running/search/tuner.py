@@ -1,12 +1,13 @@
 """A search during a run: it adds trials as members, and judges them by its scheduler.
 
 Every decision follows from the journal: a trial's parameters (`Proposed`, before it trains), the results of its
-sections, and how it ended. A later driver reports the same to a scheduler of its own, and asks it the same questions. A
+sections, and how it ended. A later driver replays the journal to a new scheduler, which then gives the same answers. A
 sampler that learns is asked in waves, each when all earlier trials are settled, so that its knowledge does not depend
 on when these trained.
 
-A trial is a member that rests between two rungs, or, if trials begin anew at each rung, one member after another. Or it
-is several members at once, such as folds, and worth their mean: these go on, rest and end together.
+A trial is one member, which rests between two rungs. If trials start from scratch at each rung, it is a sequence of members,
+one per rung. A trial may also be several members at once, for example folds: these continue, rest and end together,
+and their mean is the trial's result.
 """
 
 import math
@@ -40,11 +41,11 @@ from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
 __all__ = ["Tuner"]
 
 LEARNING = ("hyperband", "asha", "median")
-"""Schedulers of searches that learn by default: ``random`` and ``grid`` say what they draw, and populations draw once."""
+"""Schedulers whose searches use a learning sampler by default: ``random`` and ``grid`` fix the sampling, and populations sample only once."""
 
 
 class Tuner:
-    """The `Judge` and the `Bringer` of one search."""
+    """Implement `Judge` and `Bringer` for one search."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -71,37 +72,37 @@ class Tuner:
             seed=search.seed,
         )
         self.population: Population | None = self._population()
-        """Population in which trials take over weights of others; None for other schedulers."""
+        """Population of scheduler ``pbt``, in which clones take over weights; None for other schedulers."""
         self.waves: tuple[range, ...] = self._waves()
-        """Numbers of the trials that are asked for together, when all before them are settled."""
+        """Numbers of the trials that are sampled together, once all earlier ones are settled."""
         self.learns: bool = self.sampling.learns and len(self.waves) > 1
         self.copy: Copy | None = None
         self.members: list[Member] = []
         self.trials: list[Trial] = []
         self.trial_of: dict[str, Trial] = {}
-        """By member."""
+        """Trials by the name of a member."""
         self._open: dict[int, Trial] = {}
         """Trials that may still improve."""
         self._ended: dict[str, str] = {}
-        """Why the search ended members under its present terms; such a decision stays."""
+        """Why the search ended members under its present terms, by member; these decisions are final."""
         self._older: set[str] = set()
-        """Members that ended under earlier terms, and may go on under these."""
+        """Members that ended under earlier terms, and may continue under the present ones."""
         self._changed: set[int] = set()
         """Numbers of trials with changes that are not in Optuna's storage yet."""
 
     @classmethod
     def of(cls, search: Search, events: Sequence[Event]) -> "Tuner":
-        """Make the tuner of a search, with the earlier drivers' events.
+        """Return the tuner of a search, given the events of earlier drivers.
 
-        A search without a sampler of its own learns, by `default_sampler`, where its trials come in several waves; one that goes on
-        does as it began.
+        A search without a sampler gets `default_sampler` if it can learn something, that is, if its trials come in several waves. A
+        search that is resumed keeps the sampler with which it began.
         """
         if search.sampler is not None or search.scheduler not in LEARNING:
             return cls(search)
         begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
         usual = default_sampler(len(search.objectives.modes), search.at_once)
         if begun is not None:
-            # Several objectives had the sampler of one before they had their own.
+            # Earlier versions used the sampler for one objective also for several.
             known = (cls(replace(search, sampler=sampler)) for sampler in (usual, default_sampler(1, None)))
             return next((one for one in known if one.terms["sampler"] == begun.get("sampler")), None) or cls(search)
         learning = cls(replace(search, sampler=usual))
@@ -134,7 +135,7 @@ class Tuner:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Terms that must be equal, or grow, in every driver of one search."""
+        """Terms that must stay equal, or may only grow, over all drivers of one search."""
         in_waves = self.sampling.learns and self.population is None
         return terms_of(self.search, self.total, brackets=self.brackets, in_waves=in_waves)
 
@@ -145,7 +146,7 @@ class Tuner:
 
     @property
     def policy(self) -> InPacks | None:
-        """Policy by which rungs are packed; None if the planner does that."""
+        """Policy that packs rungs; None if the planner packs."""
         packs, seed = self.search.packs, self.search.seed
         packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
         return None if packing is None else InPacks(name=packs, packing=packing, candidate=self._candidate)
@@ -160,7 +161,7 @@ class Tuner:
     # ---- earlier drivers
 
     def recall(self, events: Sequence[Event], state: RunState) -> None:
-        """Take up what earlier drivers journaled; raises RunError if that was no search, or another one."""
+        """Restore the state that earlier drivers journaled; raises RunError if they ran no search, or another one."""
         if not any(isinstance(event, RunStarted) for event in events):
             return  # no driver has trained yet, so the terms may have been changed since
         terms: Mapping[str, Any] | None = None
@@ -188,7 +189,7 @@ class Tuner:
         self._handle_all(state)
 
     def _note_end(self, event: MemberEnded, *, present: bool) -> None:
-        """Note under which terms a member ended."""
+        """Record whether a member ended under the present terms."""
         if present:
             self._ended[event.member] = event.reason
             self._older.discard(event.member)
@@ -212,7 +213,7 @@ class Tuner:
         self._handle_over(state)
 
     def check_enqueued(self) -> None:
-        """Raise StudyError where more parameters wait for a trial than trials are to come."""
+        """Raise StudyError if more enqueued parameters wait than trials are left."""
         waiting, room = len(self.sampling.waiting), max(self.total - len(self.trials), 0)
         if waiting > room:
             raise StudyError(
@@ -221,7 +222,7 @@ class Tuner:
             )
 
     def show(self, directory: Path, store: Store) -> None:
-        """Let Optuna's storage show the search from here on."""
+        """Copy the search to Optuna's storage, and keep the copy up to date from now on."""
         self.copy = Copy(directory, store, modes=self.sampling.modes)
         self.copy.settle(self.sampling.frozen())
         self._changed.clear()
@@ -236,7 +237,7 @@ class Tuner:
     # ---- the judge
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """Implement `Judge.verdict`: by the trial's scheduler; members that are no trials go on."""
+        """Implement `Judge.verdict` by asking the scheduler; members that are no trials continue."""
         trial = self.trial_of.get(member)
         if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
@@ -248,7 +249,7 @@ class Tuner:
         if member in self._ended and here.status == "done":
             return Verdict(Fate.END, self._ended[member])
         if trial.sections is not None:
-            # The member's own rule ends it; the trial continues as another member.
+            # The member's stopping rule ends it at its rung; the trial may then continue as another member.
             return self._on(trial, max(trial.sections - len(here.history), 1))
         left = self.scheduler.budget(trial.number) - len(here.history)
         if left > 0:
@@ -259,13 +260,13 @@ class Tuner:
         return Verdict(Fate.END, reason)
 
     def _on(self, trial: Trial, left: int) -> Verdict:
-        """Return a verdict to go on for `left` sections; one of several members is judged after each."""
+        """Return a verdict to continue for `left` sections; a trial of several members is judged after each section."""
         # A whole population rests at the end of a generation.
         longest = None if self.population is None else left
         return Verdict(Fate.GO_ON, certain=left if len(trial.members) == 1 else 1, longest=longest)
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Return the resting members that have more to train by now, or are to end."""
+        """Return the resting members that may now train further, or must end."""
         self._sweep(state)
         return [name for name in resting if name in self.trial_of and self._waits_no_more(name, state)]
 
@@ -276,7 +277,7 @@ class Tuner:
         return trial.ends_with_others(here, state) is not None
 
     def to_come(self, state: RunState) -> float:
-        """Return the epochs that all trials together have left, as far as that is known."""
+        """Return the epochs that all trials together have left, as far as is known."""
         done = sum(len(state.member(member.name).own_sections) for member in self.members)
         several = len(self.trials[0].members) if self.trials else 1
         in_all = self.scheduler.foreseen(again=not self.search.warm) * several
@@ -285,7 +286,7 @@ class Tuner:
     # ---- the bringer
 
     def found(self, state: RunState) -> Sequence[Constrained]:
-        """Return what the constraints say of trials, where that is not journaled."""
+        """Return the constraint values of trials that are not journaled yet."""
         if self.objectives.constraints is None:
             return ()
         told = {trial.name: trial.constrained for trial in self.trials if trial.reached}
@@ -296,13 +297,13 @@ class Tuner:
         ]
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
-        """Propose trials that begin anew at their next rung, and new trials."""
+        """Propose trials that start from scratch at their next rung, and new trials."""
         self._write()
         again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
         return [*again, *self._propose(self._count(state), state)]
 
     def _count(self, state: RunState) -> int:
-        """Return how many trials may be asked for now, in the order of their numbers."""
+        """Return how many new trials may be sampled now."""
         begun = len(self.trials)
         count = self.scheduler.wanted(begun)
         wave = next((wave for wave in self.waves if begun in wave), None)
@@ -314,22 +315,22 @@ class Tuner:
         return count
 
     def _is_settled(self, trial: Trial, state: RunState) -> bool:
-        """Whether an open trial rests until other trials have reached its rung."""
+        """Return whether an open trial rests until other trials have reached its rung."""
         if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
             return False
         here = trial.here(state)
         if min(len(one.history) for one in here) < trial.told:
-            return False  # It trains again what a driver that was killed had not saved, and may be over then.
+            return False  # it repeats sections that a killed driver had not saved, and may end in them
         return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
 
     def has_more(self, state: RunState) -> bool:
-        """Whether trials may still be added, or begin anew."""
+        """Return whether trials may still be added, or start from scratch at a next rung."""
         self._sweep(state)
         begin_anew = any(self._goes_on_anew(trial, state) for trial in self._open.values())
         return begin_anew or self.scheduler.wanted(len(self.trials)) > 0
 
     def _training(self, state: RunState) -> int:
-        """Return the number of trials that train or are about to; those that are leaving still count."""
+        """Return the number of trials that train or are about to, including those that have used their budget but are still leaving."""
         return sum(
             trial.told < self.scheduler.budget(trial.number)
             or any(one.status == "training" for one in trial.here(state))
@@ -337,13 +338,13 @@ class Tuner:
         )
 
     def _goes_on_anew(self, trial: Trial, state: RunState) -> bool:
-        """Whether a trial that begins anew at each rung has another rung to train."""
+        """Return whether a trial that starts from scratch at each rung has another rung to train."""
         if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
             return False
         return all(one.status == "done" for one in trial.here(state))
 
     def _propose(self, count: int, state: RunState) -> Iterator[Newcomer]:
-        """Propose up to `count` more trials; stops at one that waits for another trial's file."""
+        """Propose up to `count` more trials; stops at a clone whose source has not saved its state."""
         for _ in range(count):
             newcomer = self._propose_one(state)
             if newcomer is None:
@@ -404,7 +405,7 @@ class Tuner:
         return trial
 
     def _begin_anew(self, trial: Trial, sections: int) -> None:
-        """Continue a trial as another member, which trains `sections` sections."""
+        """Continue a trial as another member, which trains for `sections` sections."""
         suffix = f"{trial.number}-s{sections}"
         trial.begin_anew(*self._build(suffix, trial.parameters, trial.built_from, sections), sections)
         self._enter(trial)
@@ -429,12 +430,12 @@ class Tuner:
             self.search.check_reported(one)
         return name, members
 
-    # ---- what trials reach
+    # ---- results of trials
 
     def _tell(self, trial: Trial, state: RunState) -> None:
-        """Report to the scheduler and Optuna what a trial is worth after each new section: its best value so far.
+        """Report a trial's best result so far to the scheduler and Optuna, for each new section.
 
-        The trials of a population are compared by their current values instead.
+        The scheduler of a population gets the current value instead.
         """
         if trial.number not in self._open:
             return  # its last report was made when it ended
@@ -448,12 +449,12 @@ class Tuner:
 
     def _sweep(self, state: RunState) -> None:
         """Check which trials have ended since the last time."""
-        # Not by an earlier state, in which members were under way that had ended when the terms changed.
+        # This needs the current state: in an earlier one, members that had ended when the terms changed may still be training.
         self._older = {name for name in self._older if state.member(name).status in OVER}
         self._handle_over(state)
 
     def _handle_over(self, state: RunState) -> None:
-        """Handle the trials that are over in a state, of now or of when the sampler was asked."""
+        """Handle the trials that are over in a state: the current one, or the one when the sampler was asked."""
         for trial in list(self._open.values()):
             here = trial.here(state)
             under_way = [one for one in here if one.status not in OVER]
@@ -466,10 +467,10 @@ class Tuner:
     def _handle_ended(
         self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState
     ) -> None:
-        """Handle a trial when all its members have ended, or one has failed: it ends, unless it may go on."""
+        """End a trial whose members have all ended, or one of which has failed, unless the trial may continue."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
-        # A trial that ended by its own rule, under these terms as well, does not go on.
+        # A trial that ended by its own rule does not continue under new terms either.
         older = older and trial.ends_with(here) is None
         if trial.sections is not None or not older or out:
             self._tell(trial, state)
@@ -481,9 +482,9 @@ class Tuner:
         if wrong is None:
             self._ended.update((one.name, one.reason) for one in here)
             over = trial.ends_with(here) is not None
-            # Where neither the scheduler has ended it nor a rule speaks, its rule was another one then: that has ended it.
+            # If neither the scheduler nor its present rule explains the end, an earlier version of the rule ended it.
             out = self.scheduler.out(trial.number) is not None or is_out(here[0].reason)
-            # If a trial begins anew at each rung, its last member's rule is that of the rung.
+            # If a trial starts from scratch at each rung, the rule of its last member is that of the rung.
             outcome = "pruned" if out and (trial.sections is not None or not over) else "complete"
         elif len(here) > 1:
             trial.failed = f"{wrong.name} {wrong.status}"

@@ -1,9 +1,9 @@
-"""A view in a thread of its own: whatever it does, and however long that takes, the run does not wait for it.
+"""Runs a view in a separate thread, so that the run never waits for it, whatever it does.
 
-The driver's thread collects what happens, and hands all of it over at a tick, once the view's thread has taken the last
-batch. So a slow view gets only the newest of repeated messages, and memory grows only as the journal does. What is
-handed over is never changed afterwards; the state that the view sees is folded in its thread, from journaled events. A
-view that raises is called no more, except to end, and one that does not return is left behind at the end.
+The driver's thread collects messages, and hands them over at a tick, once the view's thread has taken the previous
+batch. So a slow view gets only the newest of repeated messages, and memory grows only as the journal does. Messages
+do not change after they are handed over; the view's thread folds its own state from journaled events. A
+view that raises is not called again, except to end. The run does not wait for a view that does not return.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ __all__ = ["Apart"]
 TICK_SECONDS = 0.1
 """Least seconds between two ticks of a view."""
 FAREWELL_SECONDS = 0.25
-"""Most seconds that the end of a run waits for its view."""
+"""Longest time that the end of a run waits for its view."""
 
 Call = Callable[[View], None]
 
 
 class Apart:
-    """Wraps another view, which needs no knowledge of threads."""
+    """A view that calls another view in its own thread; the other one need not be thread-safe."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._log = Path()
         self._over = False
-        """Whether the view is called no more; written only by its thread."""
+        """Whether the view is no longer called; written only by its thread."""
         self._kept: list[Call] = []
         self._newest: dict[tuple[str, type], Any] = {}
         """The newest of each worker's repeated messages."""
@@ -52,14 +52,14 @@ class Apart:
         self._ticked = 0.0
         self._epochs: Callable[[], float] | None = None
         self._to_come = 0.0
-        # A notebook shows output in the cell of the context that prints it.
+        # A notebook uses the context to find the cell that shows the output.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=partial(context.run, self._watch), name="argosy-view", daemon=True)
 
     # ---- in the driver's thread
 
     def begin(self, job: Job, state: RunState) -> None:
-        """Start the view's thread, with a state of its own."""
+        """Start the view's thread, with its own copy of the state."""
         self._log = job.directory / "workers" / "view.log"
         self._state = state.copied()
         self._kept.append(lambda view: view.begin(job, self._state))
@@ -85,7 +85,7 @@ class Apart:
             self._kept.append(partial(self._tell, worker, message))
 
     def tick(self, phase: Phase) -> None:
-        """Hand over what was kept, if enough time has passed and the view has taken the last batch."""
+        """Hand over the kept messages, if enough time has passed and the view has taken the previous batch."""
         now = time.monotonic()
         if self._over or now - self._ticked < TICK_SECONDS or not self._handed.empty():
             return
@@ -95,7 +95,7 @@ class Apart:
         self._hand_over(lambda view: view.tick(phase))
 
     def end(self) -> None:
-        """Hand over the rest, and wait for the view's thread, but not for long."""
+        """Hand over the rest, and wait up to `FAREWELL_SECONDS` for the view's thread."""
         if not self._thread.ident:
             return  # the run did not begin
         self._hand_over(lambda view: view.end())
@@ -114,7 +114,7 @@ class Apart:
             while (calls := self._handed.get()) is not None:
                 for call in calls:
                     call(self._view)
-        except (Exception, SystemExit):  # the user's code, and rich, which ends the process on a broken pipe
+        except (Exception, SystemExit):  # from the user's code, or from rich, which raises SystemExit on a broken pipe
             self._over = True
             with contextlib.suppress(OSError):
                 make_folder(self._log.parent)

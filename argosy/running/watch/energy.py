@@ -1,4 +1,4 @@
-"""Energy that the machine has used during a run: counters of RAPL (CPU packages) and NVML (NVIDIA GPUs)."""
+"""Energy used by the machine during a run, from the counters of RAPL (CPU packages) and NVML (NVIDIA GPUs)."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ class Counter:
     read: Callable[[], float]
     """Return joules; raises OSError if the counter cannot be read any more."""
     wraps_at: float | None
-    """Joules at which it starts again from 0; None if it does not."""
+    """Joules at which the counter wraps to 0; None if it never does."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up counters from its creation on, if it is polled often enough: RAPL's wrap within an hour."""
+    """Adds up counters from its creation on. It must be polled often, because RAPL's counters wrap within an hour."""
 
     counters: Mapping[str, Counter]
     _joules: dict[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Meter:
 
     @classmethod
     def here(cls, *, gpus: bool, powercap: Path = POWERCAP) -> "Meter":
-        """Return a meter of this machine's counters, as far as they can be read."""
+        """Return a meter of this machine's readable counters."""
         meter = cls({**_rapl(powercap), **(_nvml() if gpus else {})})
         meter.poll()
         return meter
@@ -57,9 +57,9 @@ class Meter:
 
 
 def _rapl(powercap: Path) -> dict[str, Counter]:
-    """Return the counters of packages.
+    """Return the counters of CPU packages.
 
-    Their parts (``intel-rapl:0:1``) are included in them; the platform (psys) is no package.
+    Subzones (``intel-rapl:0:1``) are included in their package's counter; the platform zone (psys) is not a package.
     """
     found = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
@@ -68,7 +68,7 @@ def _rapl(powercap: Path) -> dict[str, Counter]:
             counter = Counter(read=partial(_micro, zone / "energy_uj"), wraps_at=_micro(zone / "max_energy_range_uj"))
             counter.read()
         except (OSError, ValueError):
-            continue  # mostly only root may read it
+            continue  # on most systems, only root may read it
         if name.startswith("package-"):
             found[name] = counter
     return found

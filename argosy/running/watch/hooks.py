@@ -1,8 +1,7 @@
-"""Commands of the user that run at the end of a run, and for each member that diverges: ``on_end`` and ``on_diverged``.
+"""Commands of the user that run at the end of a run (``on_end``) and for each member that diverges (``on_diverged``).
 
-A thread of their own starts them one after another and waits for each, so the run does not; a command that takes too long is
-killed with all that it has started, and the shell of one whose driver is killed ends as well. What goes wrong is printed at the
-end, and changes nothing else.
+A separate thread runs them one after another, so the run does not wait. A command that takes too long is killed together with its
+process group; if the driver is killed, the command's shell ends as well. Errors are printed at the end, and have no other effect.
 """
 
 import functools
@@ -36,21 +35,21 @@ from argosy.study import Study
 __all__ = ["Hooked"]
 
 SECONDS = 60.0
-"""Most seconds of a command; and of those together that are left over when the run has ended, but for ``on_end``."""
+"""Time limit of each command, and of all commands together that still wait when the run has ended, except ``on_end``."""
 
 
 class Hooked:
-    """Wraps a view, and runs the commands of the settings; to be closed by ``with`` after the run's directory was left."""
+    """Wraps a view and runs the commands of the settings; its ``with`` block must outlast the use of the run's directory."""
 
     def __init__(self, view: View, settings: Settings, directory: Path) -> None:
         self._view = view
         self._commands = {"end": settings.on_end, "diverged": settings.on_diverged}
         self._directory = directory
         self._folder = Path.cwd()
-        """Where the commands run; what the study does may change the folder of this process."""
+        """Working directory of the commands, kept because the study's code may change that of the process."""
         self._begun = False
         self._deadline = float("inf")
-        """When those are over that were waiting at the run's end."""
+        """Time limit of the commands that still wait at the end of the run."""
         self._wrong: list[str] = []
         self._calls: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="argosy-hooks", daemon=True)
@@ -59,7 +58,7 @@ class Hooked:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Wait for the commands; a run that an error ended has ``on_end`` as well."""
+        """Wait for the commands; ``on_end`` also runs if an error ended the run."""
         if error is not None and self._begun:
             self._call("end", status="failed", reason=f"{kind.__name__ if kind else ''}: {error}")
         self._deadline = time.monotonic() + SECONDS
@@ -70,7 +69,7 @@ class Hooked:
             print(visible(sentence), file=sys.stderr)
 
     def ended(self, report: Report, leader: Leader | None) -> None:
-        """Run ``on_end``: the run has ended, and another driver may take its directory."""
+        """Run ``on_end``; the run has ended, and another driver may already use its directory."""
         best = leader.to_json() if leader else None
         facts = {"objective": report.objective, "best": best, "members": report.table()}
         self._call("end", status=report.status, reason=report.reason, **facts)
@@ -89,7 +88,7 @@ class Hooked:
         self._view.expect(epochs)
 
     def handle(self, worker: str, message: Any) -> None:
-        """Run ``on_diverged`` where a member has diverged; pass the message on to the view."""
+        """Run ``on_diverged`` if a member has diverged, and pass the message on to the view."""
         if isinstance(message, MemberEnded) and message.status == "diverged":
             self._call("diverged", status=message.status, reason=message.reason, member=message.member)
         self._view.handle(worker, message)
@@ -120,7 +119,7 @@ class Hooked:
                 self._wrong.append(f"on_{event}: the command {self._commands[event]!r} {wrong}.")
 
     def _run(self, event: str, facts: Mapping[str, Any]) -> str:
-        """Run a command to its end, and return what went wrong."""
+        """Run a command to its end, and return what went wrong, or an empty string."""
         seconds = SECONDS if event == "end" else min(SECONDS, self._deadline - time.monotonic())
         workers = self._directory / "workers"
         make_folder(workers)

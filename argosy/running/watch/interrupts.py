@@ -1,4 +1,4 @@
-"""Signals from users: the first pauses a run, the second acts as it would without Argosy."""
+"""Signals from users: the first one pauses a run, the second has its usual effect."""
 
 import signal
 import threading
@@ -9,15 +9,15 @@ from typing import Any
 __all__ = ["interrupts"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Schedulers such as Slurm send SIGUSR1 some time before a job's end, if asked to; a terminal that is closed sends SIGHUP."""
+"""Job schedulers such as Slurm can send SIGUSR1 some time before a job's end; a terminal that is closed sends SIGHUP."""
 
 
 @contextmanager
 def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP calls `pause` with a reason, then the old handler.
+    """Handle signals inside the block: the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP calls `pause` with a reason, then the old handler.
 
-    An ignored signal stays ignored, as a shell sets it for background jobs. Only the main thread can set handlers; in
-    any other thread, signals stay as they are.
+    Ignored signals stay ignored; shells set this for background jobs. Only the main thread can set handlers, so in
+    any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -12,6 +12,6 @@ class Phase(Enum):
     MEASURING = "measuring members"
     TRAINING = "training"
     REGROUPING = "saving members after a loss"
-    """Shown to users; other legs train meanwhile."""
+    """The text for users; other legs continue to train in this phase."""
     ENDING = "saving members before ending"
     OVER = "ending"

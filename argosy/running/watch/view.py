@@ -1,4 +1,4 @@
-"""The seam between a run and what displays it."""
+"""The interface between a run and its display."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,19 +12,19 @@ __all__ = ["Silent", "View"]
 
 
 class View(Protocol):
-    """Watches a run. `argosy.running.watch.apart.Apart` keeps its errors and its time from affecting the run."""
+    """Displays a run. `argosy.running.watch.apart.Apart` keeps its errors and delays from affecting the run."""
 
     def begin(self, job: Job, state: RunState) -> None:
-        """Begin to watch; `state` is the fold of the run's journal, and is kept up to date."""
+        """Begin to watch; `state` is folded from the run's journal, and is kept up to date."""
 
     def study(self, study: Study) -> None:
-        """Take the study as it is from here on: with members that were added, or without some left out at the end."""
+        """Take the study as it is from now on: with added members, or without members left out at the end."""
 
     def expect(self, epochs: Callable[[], float]) -> None:
         """Take a function that returns how many epochs all members together have left; called before `begin`."""
 
     def handle(self, worker: str, message: Any) -> None:
-        """Take a worker's message; with an empty worker, a journaled event, which the state has already."""
+        """Take a worker's message; an empty `worker` means a journaled event, which the state already includes."""
 
     def tick(self, phase: Phase) -> None:
         """Update the display; called a few times a second with the phase of the run."""
