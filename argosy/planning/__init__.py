@@ -1,6 +1,6 @@
-"""(profiles, cluster) -> Plan. Pure decisions: no torch, no clock, no files, no processes.
+"""Pure functions from profiles and a cluster to a plan; they use no torch, clock, files or processes.
 
-A policy is one file with one class that answers the two questions of ``policy.Policy``, and one line in ``POLICIES``.
+To add a policy, write one file with a class that implements ``policy.Policy``, and add a line to ``POLICIES``.
 """
 
 import math
@@ -42,17 +42,17 @@ POLICIES: dict[str, Policy] = {
     "rounds": Rounds(),
     "solo": SoloPolicy(),
 }
-"""``fleet-relative`` has the published Δ as a part of the rate of the fastest published network."""
+"""Policies by name; ``fleet-relative`` uses the published Δ as a fraction of the rate of the fastest published network."""
 
 SKIPPING = ("fleet", "fleet-local", "fleet-relative")
-"""Policies with flotillas of members at unlike epochs: a member that is behind skips epochs of the stream, so that the devices of
-the others do not wait. Under the other policies every member trains every epoch of the stream."""
+"""Policies whose flotillas may contain members at different epochs. A member that is behind skips epochs of the stream, so that the
+devices of the others do not wait. Under all other policies, every member trains every epoch of the stream."""
 
 WITH_KNOWN_EPOCHS = {name: POLICIES[name] for name in ("balanced", "rounds", "solo")}
-"""Policies that ``balanced`` compares where it knows the epochs of every member."""
+"""Policies that ``balanced`` compares if it knows the epochs of every member."""
 
 MOST_EPOCHS = 400
-"""Most epochs of a member in such a comparison."""
+"""Largest number of epochs per member that such a comparison simulates."""
 
 
 def make_plan(
@@ -66,7 +66,7 @@ def make_plan(
 ) -> Plan:
     """Decide what to start on these devices, all of which are free; members without a place are in ``Plan.waiting``.
 
-    A member is split only if its profile says that it may be. `epochs_left` has those of members with a limit.
+    A member is split only if its profile allows it. `epochs_left` contains the members that have a limit.
     """
     situation = Situation(
         waiting=tuple(profiles),
@@ -80,16 +80,16 @@ def make_plan(
 
 
 def policy_called(name: str) -> Policy:
-    """Return the policy of that name; raises PlanError where there is none."""
+    """Return the policy called `name`; raises PlanError if there is none."""
     if name not in POLICIES:
         raise PlanError(f"unknown policy {name!r}{meant(name, POLICIES)}; choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]
 
 
 def best_with_known_epochs(situation: Situation, charges: Charges) -> str:
-    """Return ``balanced``, or the policy that ends clearly sooner in a simulation on the whole cluster."""
-    # A simulation asks the policy at each end of an epoch: where there are very many, several of them count as one.
-    # Members that wait only to be saved may have none left.
+    """Return ``balanced``, or the policy that finishes clearly sooner in a simulation on the whole cluster."""
+    # The simulation asks the policy after each epoch, so if there are very many, several are simulated as one.
+    # Members that only wait to be saved may have none left.
     as_one = max(math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS), 1)
     workload = Workload(
         profiles=situation.waiting,

@@ -1,4 +1,4 @@
-"""The default policy: members packed and split so that all devices finish together, the longest ones at a pace of their own."""
+"""The default policy: packs and splits members so that all devices finish together; the longest members may get their own streams."""
 
 import math
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ __all__ = ["Balanced"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balanced:
-    """Weigh one stream against several; bisect the pace of the shared one; re-balance when the gain pays for the move."""
+    """Choose between one stream and several, bisect the pace of the shared one, and re-balance when the gain exceeds the cost."""
 
     even_shares: bool = False
     """Split members in equal shares only, as ``exact`` does."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Start streams of their own for the longest members, one for the others; or a stream for each device, while others wait."""
+        """Start separate streams for the longest members and one for all others, or one stream per device while other members wait."""
         require_fit(situation.waiting, situation.devices)
         fitting = _fitting(situation.waiting, situation.free)
         if not fitting:
@@ -43,24 +43,24 @@ class Balanced:
         return (*own, *self._together(others, free, situation))
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Keep the flotilla until another plan for the live members pays for its moves, or others wait for their turn."""
+        """Return False when another plan for the live members is worth its moves, or when waiting members should have their turn."""
         running = started.keeping(profile.member for profile in live)
         if situation.waiting:
             return _takes_turns(situation, running, live) and not gives_way(situation, running, live)
         if not situation.free and len(live) == len(started.members):
-            return True  # Nothing has changed.
+            return True  # nothing has changed
         if len(live) == 1 and not live[0].splittable:
-            return True  # No other device would be faster.
+            return True  # no other device would be faster
         return keeps_unless_it_pays(self.launch, situation, started, live)
 
     def _together(
         self, members: Sequence[Profile], free: Sequence[Device], situation: Situation
     ) -> tuple[Flotilla, ...]:
-        """Return a flotilla of the members at the same epoch that the memory of these devices holds."""
+        """Return a flotilla of members that are at the same epoch and fit into the memory of these devices."""
         fitting = _fitting(members, free)
         if not fitting:
             return ()
-        # One stream is at one epoch: those furthest behind go first.
+        # All members of a stream are at the same epoch; those furthest behind go first.
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
         together = gathered(_largest_fitting(peers, free, self.even_shares), peers, free)
@@ -73,9 +73,9 @@ def _fitting(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Pro
 
 
 def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], even_shares: bool) -> Flotilla:
-    """Deal the members into as few flotillas of about equal work as memory allows; return the first one.
+    """Deal the members into as few flotillas of about equal work as memory allows, and return the first one.
 
-    The others wait; flotillas rotate once an epoch.
+    The others wait; flotillas take turns after each epoch.
     """
     largest_first = sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member))
     for turns in range(1, len(profiles) + 1):
@@ -86,7 +86,7 @@ def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], eve
 
 
 def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
-    """Return whether the others wait for a device, one after another, and not for their part of a shared stream."""
+    """Return whether waiting members wait for a whole device, one after another, rather than for a turn in a shared stream."""
     if situation.preparation_samples_per_second is None or len(running.devices) > 1:
         return False
     if len(live) == 1 and situation.running:
@@ -99,9 +99,9 @@ def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile
 
 
 def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
-    """Return a stream for every free device, the longest members first; those that find no device wait.
+    """Return a stream for every free device, the longest members first; members without a device wait.
 
-    Where preparation cannot feed so many, members share a device and its stream until it is slow enough.
+    If preparation cannot feed so many streams, several members share a device and its stream, which makes the stream slower.
     """
     available = situation.preparation_samples_per_second or math.inf
     pace = max(preparation_left(situation) / len(situation.free), available / len(situation.devices))
@@ -120,7 +120,7 @@ def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tu
 def _slow_enough(
     first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
 ) -> list[Profile]:
-    """Return the first member, and as many after it at the same epoch as keep one stream for all of them to the pace."""
+    """Return the first member, and as many others at its epoch as are needed to slow their common stream down to the pace."""
     pack, bin_, done = [first], Bin(device=device, room=-(1 - 1e-9) / pace), situation.epochs_done
     bin_.take(first, -first.seconds_per_sample)
     for profile in waiting:
@@ -133,7 +133,7 @@ def _slow_enough(
 
 
 def _take_device(profile: Profile, free: list[Device], situation: Situation) -> str:
-    """Take a device for one member out of those that are free: where its weights are, or the smallest that holds it."""
+    """Remove a device for one member from `free` and return its name: one that holds its weights, or else the smallest that fits."""
     homes = situation.homes.get(profile.member, ())
     able = [device for device in free if device.memory_bytes >= profile.memory_bytes]
     device = min(able, key=lambda d: (d.name not in homes, d.memory_bytes))

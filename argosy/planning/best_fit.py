@@ -1,4 +1,4 @@
-"""One flotilla at the best pace: bisect the pace; whole members by best fit, and what does not fit is split."""
+"""Finds a flotilla with the best pace by bisection; at each pace, whole members are placed by best fit, and the rest are split."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -13,34 +13,34 @@ from argosy.profiles import Profile
 __all__ = ["BestFit", "best_flotilla", "flotilla_at"]
 
 PACE_TOLERANCE = 5e-4
-"""The bisection ends when the pace is known this well, relative."""
+"""Relative precision of the pace at which the bisection ends."""
 FEW_MEMBERS = 8
-"""With at most so many members, every number of members to split first is tried."""
+"""With at most this many members, every number of members to split first is tried."""
 SMALLEST_SHARE = 0.02
-"""Less of a batch than this is not worth a device: it would round to no sample."""
+"""Smallest share of a batch for a device; smaller ones would round to zero samples."""
 SPLIT_GAIN = 0.1
-"""On CPUs, the part of the pace that splits must add to the best without any: a whole member is reproduced bit for bit, a split one
-is not, and rates, which are known no better than this, must not choose differently in each run."""
+"""On CPUs, the relative gain in pace that splits must bring. Whole members are reproducible bit for bit, and split ones are not. Rates
+are not known more precisely than this, and must not change the decision from run to run."""
 NODES_TRIED = 8
-"""Nodes in which a group is sought before it may span nodes."""
+"""Number of nodes that are tried for a group before it may span nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestFit:
-    """One order of best fit at a pace; several are tried."""
+    """One variant of best fit; several are tried."""
 
     order: tuple[Profile, ...]
     split_first: int = 0
-    """So many members at the head of the order are split before any member is placed whole."""
+    """Number of members at the head of the order that are split before any member is placed whole."""
     even_shares: bool = False
     whole: bool = False
-    """No member is split, so that one that does not fit whole fails the packing."""
+    """Whether splits are forbidden, so that packing fails if a member does not fit whole."""
 
 
 def best_flotilla(
     profiles: Sequence[Profile], devices: Sequence[Device], *, even_shares: bool = False
 ) -> Flotilla | None:
-    """Return all the members at the highest pace found; None if the memory of the devices does not hold them at once."""
+    """Return a flotilla of all members with the highest pace found; None if they do not fit into the devices' memory together."""
     if sum(profile.resident_bytes for profile in profiles) > sum(device.memory_bytes for device in devices):
         return None
     largest_first = tuple(sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)))
@@ -49,12 +49,12 @@ def best_flotilla(
         1 + PACE_TOLERANCE
     ):
         return spread
-    # Whole members first leaves few fragments where members are many; where they are few, each split counts.
+    # With many members, placing whole ones first leaves few fragments. With few members, each split matters, so try all counts.
     most_split = len(profiles) if len(profiles) <= FEW_MEMBERS else 0
     fits = [BestFit(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
     found = [flotilla for fit in fits if (flotilla := _bisect(fit, devices))]
     found += [spread] if spread is not None else []
-    if not found:  # Memory is what is scarce: let it decide the order.
+    if not found:  # memory is the limit, so order by memory
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
         return _bisect(BestFit(order=by_memory, even_shares=even_shares), devices)
     best = max(found, key=lambda flotilla: flotilla.samples_per_second)
@@ -64,7 +64,7 @@ def best_flotilla(
 def _unless_split_in_vain(
     best: Flotilla, spread: Flotilla | None, largest_first: tuple[Profile, ...], devices: Sequence[Device]
 ) -> Flotilla:
-    """Return the best flotilla, or on CPUs the best without splits, where these add too little."""
+    """Return the best flotilla or, on CPUs, the best one without splits if splits gain too little."""
     if devices[0].kind != "cpu" or not any(placement.is_split for placement in best.placements):
         return best
     whole = (spread, _bisect(BestFit(order=largest_first, whole=True), devices))
@@ -73,7 +73,7 @@ def _unless_split_in_vain(
 
 
 def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> float:
-    """Return the least seconds per sample that whole members could reach: their work divided evenly, or the slowest that stays whole."""
+    """Return a lower bound on seconds per sample for whole members: evenly divided work, or the slowest member that cannot be split."""
     slowest = max((profile.seconds_per_sample for profile in profiles if not profile.splittable), default=0.0)
     return max(sum(profile.seconds_per_sample for profile in profiles) / len(devices), slowest)
 
@@ -81,7 +81,7 @@ def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> fl
 def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flotilla | None:
     """Place each member whole on the least loaded device that has the memory for it (LPT, Graham 1969).
 
-    Many small members end up nearly even, in time as in memory; best fit would fill most memory of the last devices.
+    This spreads many small members almost evenly in both time and memory. Best fit would fill most of the memory of the last devices.
     """
     bins = [Bin(device=device, room=0.0) for device in devices]
     least_loaded = [(0.0, position) for position in range(len(devices))]
@@ -101,9 +101,9 @@ def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flot
 
 
 def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
-    """Return the flotilla of the least seconds per sample at which this fit succeeds."""
+    """Return the flotilla with the fewest seconds per sample at which this fit succeeds."""
     total, high = sum(profile.seconds_per_sample for profile in fit.order), _least_seconds(fit.order, devices)
-    # Splits may do better than work divided by devices, but nothing better than a member that may not be split.
+    # Splits may beat the work divided by the number of devices, but nothing can be faster than a member that cannot be split.
     low = max(0.5 * total / len(devices), high * (1 - 1e-9) if high > total / len(devices) else 0.0)
     best = flotilla_at(high, fit, devices)
     while best is None and high < 2 * total:
@@ -120,7 +120,7 @@ def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
 
 
 def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
-    """Return a flotilla in which no device works more than ``seconds`` per sample; None if this fit finds none."""
+    """Return a flotilla in which no device needs more than ``seconds`` per sample; None if this fit finds none."""
     bins = Bins(devices, seconds)
     placed: dict[str, Placement] = {}
     head, tail = fit.order[: fit.split_first], fit.order[fit.split_first :]
@@ -142,7 +142,7 @@ def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flot
 
 
 def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placement], even_shares: bool) -> bool:
-    """Add a group for each of these members to ``placed``; False as soon as one finds no room."""
+    """Add a group for each of these members to ``placed``; return False as soon as one does not fit."""
     split = _split_evenly if even_shares else _split_unevenly
     for profile in profiles:
         placement = split(profile, bins)
@@ -154,7 +154,7 @@ def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placem
 
 
 def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
-    """Split a member over the fewest devices that each have room for an even share, the tightest of them."""
+    """Split a member over the fewest possible devices with room for an even share each, the tightest first; None if there are none."""
     for count in range(2, profile.largest_group(len(bins)) + 1):
         group = list(islice(bins.at_least(profile, 1.0 / profile.rate(count)), count))
         if len(group) == count:
@@ -163,21 +163,21 @@ def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
 
 
 def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
-    """Split a member: all but the last device of its group take what their room allows, the last takes what is left."""
+    """Split a member: all devices of its group except the last take as much as they have room for, and the last takes the rest."""
     group = _uneven_group(profile, bins)
     if group is None:
         return None
     overhead = profile.shard_overhead(len(group))
     possible = [(bin_.room - overhead) / profile.shard.proportional_seconds for bin_ in group]
     last = max(1.0 - sum(possible[:-1]), SMALLEST_SHARE)
-    # Where the others could have taken all, they are relieved in proportion.
+    # If the others have room for more than the rest, scale their shares down.
     scale = (1.0 - last) / sum(possible[:-1])
     shares = [*(scale * share for share in possible[:-1]), last]
     return Placement.uneven(profile, {bin_.device.name: share for bin_, share in zip(group, shares, strict=True)})
 
 
 def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
-    """Return the smallest group with room for the whole batch together, inside one node where one has it."""
+    """Return the smallest group with room for the whole batch, inside one node if possible."""
     most = profile.largest_group(len(bins))
     if most < 2:
         return None
@@ -194,26 +194,26 @@ def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
 
 
 def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
-    """Return how few of these devices can share one batch; a group pays its overhead on every device."""
+    """Return the smallest number of these devices that can share one batch; a group has its overhead on every device."""
     batch = profile.shard.proportional_seconds
     for count in range(2, len(roomiest) + 1):
         overhead = profile.shard_overhead(count)
         if roomiest[count - 1].room < overhead + SMALLEST_SHARE * batch:
             continue
-        # A hair more than the batch, so that rounding cannot leave the last device short of room.
+        # Require slightly more than the batch, so that rounding cannot leave the last device without enough room.
         if sum(bin_.room - overhead for bin_ in roomiest[:count]) >= batch * (1 + 1e-9):
             return count
     return None
 
 
 def _tighten(profile: Profile, roomiest: Sequence[Bin], count: int, tightest_first: Iterable[Bin]) -> list[Bin]:
-    """Return a group: all but the last fill up, the last is the tightest that can take what is left."""
+    """Return a group in which all but the last device are filled, and the last is the tightest one with room for the rest."""
     left = _left_for_last(profile, roomiest, count)
     return [*roomiest, next(b for b in tightest_first if b.room >= left and b not in roomiest)]
 
 
 def _left_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
-    """Return the work of the last device of a group when the others work as much as they have room for."""
+    """Return the work of the last device of a group when all others are full."""
     overhead = profile.shard_overhead(count)
     left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
     return overhead + max(left, SMALLEST_SHARE * profile.shard.proportional_seconds)

@@ -1,4 +1,4 @@
-"""Devices as bins of time and memory: what is left of each while members are placed at one pace."""
+"""Devices as bins of time and memory, with what is left of each while members are placed at one pace."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,28 +13,28 @@ __all__ = ["Bin", "Bins"]
 
 @dataclass(eq=False, slots=True)
 class Bin:
-    """One device while members are placed."""
+    """One device during placement."""
 
     device: Device
     room: float
-    """Seconds per sample that the pace leaves."""
+    """Seconds per sample that are still free at the pace."""
     resident_bytes: int = 0
     activation_bytes: int = 0
 
     def holds(self, profile: Profile) -> bool:
-        """Return whether the memory suffices for one more member."""
+        """Return whether there is enough memory for one more member."""
         activation = max(self.activation_bytes, profile.activation_bytes)
         return self.resident_bytes + profile.resident_bytes + activation <= self.device.memory_bytes
 
     def take(self, profile: Profile, seconds: float) -> None:
-        """Give the member its memory and its work."""
+        """Reserve memory and seconds per sample for the member."""
         self.room -= seconds
         self.resident_bytes += profile.resident_bytes
         self.activation_bytes = max(self.activation_bytes, profile.activation_bytes)
 
 
 class Bins:
-    """All devices, kept sorted by the room that is left, so that best fit is a bisection."""
+    """All devices, sorted by the room left, so that best fit is a binary search."""
 
     def __init__(self, devices: Sequence[Device], seconds: float) -> None:
         self._bins = [Bin(device=device, room=seconds) for device in devices]
@@ -49,7 +49,7 @@ class Bins:
         return len(self._bins)
 
     def tightest(self, profile: Profile, seconds: float) -> Bin | None:
-        """Return the bin with the least room that still has ``seconds`` and the memory (best fit)."""
+        """Return the bin with the least room that still has ``seconds`` and enough memory (best fit)."""
         return next(self.at_least(profile, seconds), None)
 
     def at_least(self, profile: Profile, seconds: float) -> Iterator[Bin]:
@@ -60,7 +60,7 @@ class Bins:
                 yield bin_
 
     def roomiest(self, profile: Profile, node: str | None = None) -> Iterator[Bin]:
-        """Return the bins with memory for the member, the most room first; of one node only if it is named."""
+        """Return the bins with memory for the member, those with the most room first; if `node` is given, only its bins."""
         if node is None:
             ordered: Iterable[int] = (position for _, position in reversed(self._sorted))
         else:
@@ -68,7 +68,7 @@ class Bins:
         return (self._bins[position] for position in ordered if self._bins[position].holds(profile))
 
     def take(self, placement: Placement, profile: Profile) -> None:
-        """Give a member its work and memory on every device of its placement."""
+        """Reserve a member's work and memory on every device of its placement."""
         for name in placement.devices:
             position = self._position[name]
             bin_ = self._bins[position]

@@ -1,4 +1,4 @@
-"""Where epoch limits are known: simulate the alternatives and take the best."""
+"""Choice between policies by simulation, for members whose epochs are known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from argosy.planning.simulate import simulate
 __all__ = ["CLEARLY", "simulate_best"]
 
 CLEARLY = 0.05
-"""Part of the first alternative's makespan that another must save to be taken: rates are not known better, and the memory of
-several streams is in no figure."""
+"""Fraction of the first policy's makespan that another one must save to be chosen: rates are not known more precisely, and the
+simulation does not count the memory of several streams."""
 
 
 def simulate_best(
@@ -24,10 +24,10 @@ def simulate_best(
     clock: Callable[[], float] = lambda: 0.0,
     margin: float = 0.0,
 ) -> Simulation:
-    """Return the simulation of the policy with the least makespan, the first of equals; its name is in the result.
+    """Return the simulation of the policy with the shortest makespan, the first of equals; it contains the policy's name.
 
-    Another than the first is taken only if it saves more than this margin, a part of the first one's makespan.
-    Trying the others is planning, too: the planner's seconds are those of all.
+    A policy other than the first is chosen only if it saves more than `margin`, a fraction of the first one's makespan.
+    ``planner_seconds`` in the result covers all simulations, because trying alternatives is part of planning.
     """
     before = clock()
     simulations = [simulate(policy, workload, devices, charges=charges, name=name) for name, policy in policies.items()]

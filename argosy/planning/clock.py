@@ -1,7 +1,7 @@
-"""The two times of a simulation: seconds, and fed seconds, which pass slower while streams ask for more than can be prepared.
+"""The two clocks of a simulation: seconds, and fed seconds, which pass more slowly while streams demand more than can be prepared.
 
-How far a member has come depends on fed seconds alone, so a stream that starts or ends changes how fast they pass and no
-member's end in them: the next event is on the top of one of two heaps, however many members train.
+The progress of a member depends only on fed seconds. When a stream starts or ends, only their speed changes, not the fed second at
+which a member's epoch ends. So the next event is at the top of one of two heaps, however many members train.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from itertools import count
 __all__ = ["Clock", "Runner"]
 
 _SAME_TIME = 1e-9
-"""Events this close, relative to an epoch, happen at once: rounding must not part the members of one epoch."""
+"""Events this close, relative to an epoch, are simultaneous; rounding must not separate members that end an epoch together."""
 
 
 @dataclass(eq=False, slots=True)
@@ -22,17 +22,17 @@ class Runner:
     member: str
     leg: int
     samples_left: float
-    """Samples left of its current epoch, as of ``since``."""
+    """Samples left in its current epoch, as of ``since``."""
     seconds_per_sample: float
     since: float = 0.0
-    """Time of the last count, in fed seconds."""
+    """Time of the last `Clock.settle`, in fed seconds."""
     event: int = 0
-    """Number of the clock's entry that is still valid: the end of its epoch or of its pause."""
+    """Number of its valid entry in the clock's heaps: the end of its epoch or of its pause."""
     paused: bool = True
 
     @property
     def epoch_left(self) -> float:
-        """Fed seconds to the end of its epoch, as of ``since``."""
+        """Fed seconds until the end of its epoch, as of ``since``."""
         return self.samples_left * self.seconds_per_sample
 
 
@@ -44,7 +44,7 @@ class Clock:
     now: float = 0.0
     fed: float = 0.0
     prepared: float = 1.0
-    """The part of what the streams ask for that is prepared: fed seconds a second."""
+    """Fraction of the streams' demand that is prepared, which is the number of fed seconds per second."""
     _pauses: list[tuple[float, int, Runner]] = field(default_factory=list)
     """Heap of the ends of pauses, in seconds."""
     _epochs: list[tuple[float, int, Runner]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Clock:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def pause(self, runner: Runner, seconds: float) -> None:
-        """Let a member train nothing for so long, then go on."""
+        """Pause a member for this many seconds; it then begins its epoch."""
         if not seconds:
             self._run(runner)
             return
@@ -60,19 +60,19 @@ class Clock:
         heapq.heappush(self._pauses, (self.now + seconds, runner.event, runner))
 
     def change(self, runner: Runner, seconds_per_sample: float) -> None:
-        """Let a member go on at another rate."""
+        """Change a member's rate."""
         self.settle(runner)
         runner.seconds_per_sample = seconds_per_sample
         if not runner.paused:
             self._run(runner)
 
     def remove(self, runner: Runner) -> None:
-        """Let a member train no longer."""
+        """Stop a member."""
         self.settle(runner)
         runner.event = 0
 
     def settle(self, runner: Runner) -> float:
-        """Count what a member has trained since the last count; return the fed seconds that it took."""
+        """Subtract the samples that a member has trained since the last call; return the fed seconds that passed."""
         if runner.paused:
             return 0.0
         passed, runner.since = self.fed - runner.since, self.fed
@@ -80,7 +80,7 @@ class Clock:
         return passed
 
     def next_event(self) -> float | None:
-        """Return when the next epoch or pause ends; None where no member trains."""
+        """Return the time at which the next epoch or pause ends; None if no member trains."""
         times = []
         if pause := _first(self._pauses):
             times.append(pause[0])
@@ -89,9 +89,9 @@ class Clock:
         return min(times, default=None)
 
     def advance_to(self, time: float) -> list[Runner]:
-        """Let time pass and pauses end; return the members that end an epoch at that time."""
+        """Advance to a time, and end pauses; return the members whose epoch ends at that time."""
         fed, ended = self.fed + (time - self.now) * self.prepared, []
-        # By the same sum as in `next_event`, too: a short epoch may end between two numbers that a late time can tell apart.
+        # Also compare with the same sum as `next_event`: a short epoch may be smaller than the floating-point spacing of a late time.
         while (epoch := _first(self._epochs)) and (self._is_over(epoch, fed) or self._time_of(epoch[0]) <= time):
             ended.append(heapq.heappop(self._epochs)[2])
             fed = max(fed, epoch[0])

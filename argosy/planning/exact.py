@@ -1,4 +1,4 @@
-"""The best pace of one flotilla by mixed-integer programming: to measure how far ``balanced`` is from the optimum."""
+"""The best pace of one flotilla by mixed-integer programming, to measure how far ``balanced`` is from the optimum."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from argosy.profiles import Profile
 __all__ = ["Exact"]
 
 Choices = Mapping[tuple[int, int, int], Any]
-"""(member, devices of its group, device) -> the binary variable that says whether the device is in that group."""
+"""By (member, size of its group, device): a binary variable, 1 if the member has a group of that size that includes the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exact:
-    """Even shares and packs under the cost model of ``balanced``; small cases only, extra ``exact``."""
+    """Optimal packs and even splits under the cost model of ``balanced``, for small cases only; needs the extra ``exact``."""
 
     most_members: int = 6
     most_devices: int = 4
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Return one flotilla of all waiting members, at the highest pace there is."""
+        """Return one flotilla of all waiting members with the highest possible pace."""
         members, devices = situation.waiting, situation.free
         if not members or not devices:
             return ()
@@ -45,12 +45,12 @@ class Exact:
         return (Flotilla(placements=tuple(placements)),)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Keep the flotilla until another plan for the live members pays for its moves."""
+        """Return False when another plan for the live members is worth its moves, or when others wait for their turn."""
         return keeps_unless_it_pays(self.launch, situation, started, live)
 
 
 def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[int]]:
-    """Return the positions of each member's devices that minimise the largest load, memory allowing.
+    """Return the positions of each member's devices that minimise the largest load within the devices' memory.
 
     Σ_m size[i,m] = 1;  Σ_d choice[i,m,d] = m · size[i,m];  Σ_i,m choice[i,m,d] / r_i(m) ≤ T;  memory of d;  min T.
     """
@@ -82,10 +82,10 @@ def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[i
 def _limit_device(
     model: Any, position: int, device: Device, members: Sequence[Profile], choices: Choices, longest: Any
 ) -> None:
-    """Constrain the work of the device to at most ``longest``, and its pack to its memory."""
+    """Limit the work of the device to ``longest``, and its pack to its memory."""
     here = [(members[number], size, variable) for (number, size, at), variable in choices.items() if at == position]
     model.addConstr(sum(variable / profile.rate(size) for profile, size, variable in here) <= longest)
-    # In GiB, so that the coefficients are of one order of magnitude.
+    # In GiB, so that all coefficients have a similar magnitude.
     gib = 2.0**30
     activation = model.addVariable(lb=0.0)
     for profile, _, variable in here:

@@ -1,4 +1,4 @@
-"""FLEET (MLSys 2020): greedy flotillas of members that reach a similar rate with unequal numbers of devices; global and local."""
+"""FLEET (MLSys 2020), global and local: greedy flotillas of members that get different numbers of devices to reach similar rates."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ __all__ = ["Fleet", "create_flotilla", "find_next", "similar_rates"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """FLEET-G, Algorithm 1: a flotilla, its placement, train "for some epochs", again with all that are left."""
+    """FLEET-G, Algorithm 1: choose a flotilla, place it, train it "for some epochs", and repeat with all members that are left."""
 
     delta: float = 20.0
-    """Rates further than this from the fastest member's are not similar; samples per second, as published."""
+    """Largest difference from the fastest member's rate that counts as similar, in samples per second as published."""
     relative: bool = False
-    """Whether ``delta`` is a part of the fastest member's rate: at 10,000 samples per second no rate is within 20 of another."""
+    """Whether ``delta`` is a fraction of the fastest member's rate; at 10,000 samples per second, rates are rarely within 20."""
     local: bool = False
-    """Whether it is FLEET-L (§4.3.3): after the first flotilla the same rule over devices that converged members release, and no others."""
+    """Whether this is FLEET-L (§4.3.3), which starts later flotillas only on devices that converged members release."""
     alpha: float = 0.8
-    """A flotilla stops when its busy devices are fewer than this part of those it started with."""
+    """A flotilla stops when fewer than this fraction of its initial devices are busy."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Run Algorithm 1, steps 1 and 2, by Algorithms 2 to 4, once every device is free; FLEET-L over those that are."""
+        """Run steps 1 and 2 of Algorithm 1 (Algorithms 2 to 4) when all devices are free; FLEET-L uses those that are free."""
         free = situation.free
         if not situation.waiting or not free or (len(free) < len(situation.devices) and not self.local):
             return ()
@@ -45,10 +45,10 @@ class Fleet:
         return (Flotilla(placements=tuple(placements)),)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Go on until the devices not released are fewer than α · M (Algorithm 1, ``train``).
+        """Return True until fewer than α · M devices are busy (Algorithm 1, ``train``).
 
-        M is the number of devices that the flotilla was given: all there are in the paper, fewer where every member has
-        reached the peak of its rate. Under FLEET-L the others train on undisturbed.
+        M is the number of devices of the flotilla: all devices in the paper, but fewer if every member has
+        reached the peak of its rate. FLEET-L never stops a flotilla.
         """
         busy = started.keeping(profile.member for profile in live).devices
         return self.local or len(busy) >= self.alpha * len(started.devices)
@@ -57,9 +57,9 @@ class Fleet:
 def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -> dict[str, int]:
     """Return how many devices each member of the next flotilla gets (FLEET Algorithm 2).
 
-    The fastest member on one device sets the rate; members join as long as one comes within ``delta`` of it with the
-    devices left; devices left over go one at a time to the slowest member that another device makes faster (the paper
-    does not check whether it does: past the peak of r_i its loop slows the member down).
+    The fastest member on one device sets the rate. Members join as long as one can come within ``delta`` of it with the
+    remaining devices. Devices left over go one at a time to the slowest member that another device makes faster. (The paper
+    lacks this check; past the peak of r_i, its loop slows the member down.)
     """
     rates = {
         profile.member: [profile.rate(count) for count in range(1, profile.largest_group(devices) + 1)]
@@ -84,7 +84,7 @@ def similar_rates(
 ) -> dict[str, list[tuple[float, int]]]:
     """Return the feasible set of FLEET's Equation 3: (distance to the reference rate, m) of every member, nearest first.
 
-    m ends at the peak of r_i: past it the same rate costs more devices.
+    m is at most the peak of r_i, because beyond it the same rate needs more devices.
     """
     return {
         member: sorted(
@@ -97,7 +97,7 @@ def similar_rates(
 def find_next(
     similar: Mapping[str, Sequence[tuple[float, int]]], taken: Mapping[str, int], devices: int
 ) -> tuple[str, int] | None:
-    """Return argmin over (member outside, m) of |r_i(m) - r_fast|, m at most the devices left (FLEET Equation 3)."""
+    """Return argmin of |r_i(m) - r_fast| over members not taken and m up to the number of devices left (FLEET Equation 3)."""
     options = (
         (*next(option for option in row if option[1] <= devices), member)
         for member, row in similar.items()

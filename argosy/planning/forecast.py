@@ -1,4 +1,4 @@
-"""What a cluster would do with a study, before there is one: plan, makespan, bottleneck, and what more devices would buy."""
+"""Forecast for a study on a cluster that need not exist: plan, makespan, bottleneck, and the effect of more devices."""
 
 import contextlib
 import math
@@ -19,11 +19,11 @@ from argosy.profiles import PreparationRates, Profile
 __all__ = ["Forecast", "forecast"]
 
 MORE_DEVICES = (2, 4)
-"""Clusters so many times as large are tried beside the one asked for."""
+"""Factors by which larger clusters are simulated, besides the requested one."""
 NEARLY_FULL = 0.99
-"""Devices with this part of the largest load are as much the bottleneck as the busiest."""
+"""Devices with at least this fraction of the largest load are bottlenecks like the busiest one."""
 TYPICAL_MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
-"""Assumed where no run has measured it."""
+"""Assumed costs of moving, because no run has measured them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +34,12 @@ class Forecast:
     simulation: Simulation
     bottleneck: str
     growth: Mapping[int, float]
-    """Seconds of the same study on so many devices, which are more."""
+    """Makespan of the same study in seconds, by larger numbers of devices."""
     profiles_from: str
     """Where the costs were measured."""
 
     def explain(self) -> str:
-        """Explain which members share devices or are split, pace, makespan, bottleneck, and what more devices would buy."""
+        """Return a text about shared devices, split members, pace, makespan, bottleneck, and the effect of more devices."""
         split = [p.member for flotilla in self.plan.flotillas for p in flotilla.placements if p.is_split]
         run = self.simulation
         lines = [
@@ -78,11 +78,11 @@ def forecast(
     preparation: PreparationRates | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
-    """Plan and simulate on a cluster written as in ``2x4x80GB``, of the kind of device that the profiles are of, and on larger ones of
-    the same nodes; every node prepares with all its cores.
+    """Plan and simulate a study on a cluster, given for example as ``2x4x80GB``, and on larger clusters of the same nodes.
 
-    All train to the limits in ``epochs``, and policies know these alone where not ``epochs_known``. A member without one counts with one epoch,
-    as a note of the plan says. Larger clusters that the policy has no plan for are left out: ``exact`` solves small cases only.
+    Devices are of the kind on which the profiles were measured, and every node prepares with all its cores. All members train to their
+    limits in ``epochs``; without ``epochs_known``, policies see these only as limits. A member without a limit counts with one epoch, which
+    a note of the plan says. Larger clusters for which the policy finds no plan are left out, because ``exact`` solves only small cases.
     """
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
@@ -135,7 +135,7 @@ def forecast(
 
 
 def _prepared(cluster: Cluster, preparation: PreparationRates | None) -> float | None:
-    """Return the samples per second that all nodes prepare together; None where it was not measured."""
+    """Return the samples per second that all nodes prepare together; None if this was not measured."""
     if preparation is None:
         return None
     return sum(preparation.rate(node.cores) for node in cluster.nodes)
@@ -153,7 +153,7 @@ def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None)
     slowest = min(plan.flotillas, key=lambda flotilla: flotilla.samples_per_second)
     loads, splittable = slowest.loads, {profile.member: profile.splittable for profile in profiles}
     busiest = max(loads, key=lambda device: loads[device])
-    # The bisection leaves the others as full as the one that cannot give anything away.
+    # Bisection fills other devices up to the load of the one whose member cannot be split.
     full = [device for device, load in loads.items() if load >= NEARLY_FULL * loads[busiest]]
     for device, pack in ((device, slowest.pack(device)) for device in full):
         if len(pack) == 1 and not splittable[pack[0].member]:

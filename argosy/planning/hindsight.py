@@ -1,6 +1,6 @@
-"""A run that is over, given to the simulator: its members at the rates that they had, for the epochs that they took.
+"""Simulation of a finished run, with its members' actual rates and epochs.
 
-Under its own policy the simulation should be what came of the run; under others, it is what would have come.
+Under the run's own policy, the simulation should reproduce the run; under other policies, it shows what they would have achieved.
 """
 
 import math
@@ -22,7 +22,7 @@ __all__ = ["Hindsight"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hindsight:
-    """What is known of a finished run. Members that were added are there from the beginning."""
+    """A finished run as input of the simulator; members that were added count from the beginning."""
 
     policy: str
     """Policy that made the first plan."""
@@ -30,11 +30,11 @@ class Hindsight:
     devices: tuple[Device, ...]
     charges: Charges
     seconds: float
-    """Time from the first start of a member to the last end of one, while a driver worked on the run."""
+    """Time from the first start of a member to the last end of one, counting only time in which a driver worked on the run."""
 
     @classmethod
     def of(cls, moments: Iterable[tuple[float, Event]]) -> "Hindsight":
-        """Build it from (seconds that drivers had worked by then, event), first to last; raises PlanError for too few events."""
+        """Build it from pairs (seconds that drivers had worked, event) in order; raises PlanError if events are missing."""
         moments = list(moments)
         state = RunState.of(event for _, event in moments)
         plans = [event for _, event in moments if isinstance(event, PlanMade)]
@@ -66,12 +66,12 @@ class Hindsight:
 
 
 def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Workload:
-    """Return all members that trained, in the order in which the policy got them."""
+    """Return the workload of all members that trained, in the order in which the policy got them."""
     profiles: dict[str, Mapping[str, Any]] = {}
     limits: dict[str, int] = {}
     for event in profiled:
         profiles.update({profile["member"]: profile for profile in event.profiles})
-        limits = {**event.epochs, **limits}  # A later driver counts what is left.
+        limits = {**event.epochs, **limits}  # the first event counts; later drivers report only the epochs left
     trained = [Profile.from_json(profiles[name]) for name in profiles if state.member(name).sections]
     sure = {name for event in profiled for name in event.sure}
     return Workload(
@@ -84,7 +84,7 @@ def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Wor
 
 
 def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
-    """Return the profile at the rate that the member had, validation included, per sample of the stream; a split one as measured."""
+    """Return the profile with the member's actual rate in samples of the stream, validation included; for a split member, the profile itself."""
     seconds = sum(section.seconds for section in member.sections)
     if member.split is not None or not seconds:
         return profile
@@ -92,7 +92,7 @@ def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
 
 
 def _saving_seconds(state: RunState) -> float:
-    """Return the time that a device took for files, per epoch of the stream that it was through."""
+    """Return the time that a device spent on saving files, per epoch of the stream."""
     sections = {(s.device, s.stream_epoch, s.section) for member in state.members.values() for s in member.sections}
     per_epoch = state.started.validations_per_epoch if state.started else 1
     return sum(state.saving.values()) * per_epoch / max(len(sections), 1)

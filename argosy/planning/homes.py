@@ -1,4 +1,4 @@
-"""Where weights already are: place a new flotilla so that little has to move, and what the rest costs."""
+"""Places a new flotilla where its weights already are, as far as possible, and computes the cost of the remaining moves."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Homes = Mapping[str, tuple[str, ...]]
 
 
 def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles: Iterable[Profile]) -> Flotilla:
-    """Return the same flotilla with equal nodes, and equal devices inside a node, exchanged so that members stay at home."""
+    """Return the flotilla with equal nodes, and equal devices within a node, exchanged so that members stay where their weights are."""
     state = {profile.member: profile.state_bytes for profile in profiles}
     by_name = {device.name: device for device in devices}
     pairs: dict[tuple[str, str], int] = defaultdict(int)
@@ -32,7 +32,7 @@ def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles
 
 
 def _exchange_devices(pairs: Mapping[tuple[str, str], int], devices: Mapping[str, Device]) -> dict[str, str]:
-    """Exchange nodes first, as wholes, so that groups stay node-local; then the devices of each pair of nodes."""
+    """Exchange whole nodes first, so that groups stay inside a node, then the devices of each pair of nodes."""
     in_node: dict[str, list[str]] = defaultdict(list)
     for device in devices.values():
         in_node[device.node].append(device.name)
@@ -55,7 +55,7 @@ def _likeness(device: Device) -> tuple[str, int]:
 def _match(
     weights: Mapping[tuple[Slot, Slot], int], left: Mapping[Slot, object], right: Mapping[Slot, object]
 ) -> dict[Slot, Slot]:
-    """Match nodes or devices that are alike, greedily by falling weight; the rest keep their own where it is left."""
+    """Match equal nodes or devices greedily by decreasing weight; the others keep their own place if it is not taken."""
     matched: dict[Slot, Slot] = {}
     taken: set[Slot] = set()
     order = {slot: place for place, slot in enumerate([*left, *right])}
@@ -83,9 +83,9 @@ def arrivals(placement: Placement, homes: Homes) -> tuple[str, ...]:
 
 
 def moving_seconds(flotillas: Iterable[Flotilla], homes: Homes, profiles: Iterable[Profile], moving: Moving) -> float:
-    """Return the time to bring states where the flotillas want them: that of the device with most to receive or to send.
+    """Return the time to move states to the flotillas' devices, which is that of the device with the most to receive or send.
 
-    With one link for the whole cluster all that is received adds up. A state leaves one of its homes once, whatever the
+    If the whole cluster shares one link, all received bytes add up. A state is sent once by one of its homes, whatever the
     number of receivers (a broadcast).
     """
     state = {profile.member: profile.state_bytes for profile in profiles}

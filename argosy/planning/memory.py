@@ -1,4 +1,4 @@
-"""The refusal that all policies share: a member larger than every device."""
+"""The memory check that all policies share."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["require_fit"]
 
 
 def require_fit(profiles: Sequence[Profile], devices: Sequence[Device]) -> None:
-    """Raise PlanError for the first member that no device can hold."""
+    """Raise PlanError for the first member that fits into no device."""
     largest = max((device.memory_bytes for device in devices), default=0)
     for profile in profiles:
         if profile.memory_bytes > largest:

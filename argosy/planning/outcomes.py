@@ -1,4 +1,4 @@
-"""What a simulation is given and what comes out of it, as values."""
+"""The inputs and results of a simulation, as values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ class Workload:
 
     profiles: tuple[Profile, ...]
     epochs: Mapping[str, int]
-    """Epochs until each member converges; zero: nothing to train."""
+    """Epochs until each member converges; 0 if it has nothing to train."""
     samples_per_epoch: int
     epochs_known: bool = True
-    """Whether the policy may see ``epochs``, or only notices when a member has converged."""
+    """Whether the policy may see ``epochs``; otherwise it only notices when a member has converged."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Epochs after which members end at the latest, which the policy may see where it does not see ``epochs``."""
+    """Epochs after which members end at the latest; the policy sees these if it does not see ``epochs``."""
 
     def __post_init__(self) -> None:
         missing = [profile.member for profile in self.profiles if profile.member not in self.epochs]
@@ -36,7 +36,7 @@ class Workload:
 
     @property
     def visible_epochs(self) -> Mapping[str, int]:
-        """Epochs until each member ends, as far as the policy may know them."""
+        """Epochs until each member ends, as far as the policy may know."""
         return self.epochs if self.epochs_known else self.limits
 
 
@@ -46,21 +46,21 @@ class Charges:
 
     moving: Moving = field(default_factory=Moving)
     flotilla_seconds: float = 0.0
-    """Time for every flotilla that is started: FLEET stops, saves and loads at each."""
+    """Time to start a flotilla; FLEET stops, saves and loads for each one."""
     checkpoint_seconds: float = 0.0
-    """Time for every epoch of every member."""
+    """Time to save a member after each of its epochs."""
     slowdown: float = 1.0
-    """Time of a real sample over that of a profiled one."""
+    """Actual time per sample divided by the profiled time."""
     preparation_samples_per_second: float | None = None
-    """What the cluster can prepare in all; None: as much as is asked for."""
+    """Rate at which the cluster can prepare samples; None if unlimited."""
     preparation_known: bool = True
-    """Whether policies see that rate; where they do not, those that have the choice share one stream."""
+    """Whether policies see that rate; if not, policies that have the choice share one stream."""
     training_share: float = 0.0
-    """Part of the preparing cores that a busy device takes: more than 0 where devices are CPUs."""
+    """Fraction of the preparing cores that a busy device takes; above 0 if devices are CPUs."""
     opening_seconds: float = 0.0
-    """Time for every stream beyond the most that there ever were at once: another feeder opens the data."""
+    """Time to open the data in another feeder, whenever there are more simultaneous streams than ever before."""
     one_pace: bool = True
-    """Whether members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
+    """Whether members of a flotilla wait for one another in the stream; otherwise each trains at its own rate, as if buffers were unlimited."""
 
     def __post_init__(self) -> None:
         check_number("Charges: flotilla_seconds", self.flotilla_seconds, least=0)
@@ -71,7 +71,7 @@ class Charges:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """What one device did for a while."""
+    """A period in which the members on one device stayed the same."""
 
     device: str
     start_seconds: float
@@ -88,23 +88,23 @@ class Simulation:
     devices: int
     makespan_seconds: float
     bound_seconds: float
-    """No policy can be faster: all work spread evenly, or the longest member at its best rate."""
+    """Lower bound for every policy: all work spread evenly, or the longest member at its best rate."""
     flotillas: int
     moves: int
-    """Times that a member's state went to a device that did not hold it."""
+    """Number of times that a member's state was moved to devices that did not hold it."""
     moved_bytes: int
     moving_seconds: float
     """Time that flotillas spent waiting for states and re-balancing."""
     wait_seconds: Mapping[str, float]
-    """By device: time in which it did not train."""
+    """Time without training, by device."""
     finished_seconds: Mapping[str, float]
-    """By member: time at which it converged."""
+    """Time of convergence, by member."""
     timeline: tuple[Segment, ...]
     planner_seconds: float
 
     @property
     def idle_share(self) -> float:
-        """Part of all device time in which nothing was trained."""
+        """Fraction of all device time without training."""
         if not self.makespan_seconds:
             return 0.0
         return sum(self.wait_seconds.values()) / (self.devices * self.makespan_seconds)

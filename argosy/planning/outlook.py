@@ -1,4 +1,4 @@
-"""What is left to train, as far as a policy can tell: rates and limits are known, when a member stops before its limit is not."""
+"""Estimates of the remaining training: rates and limits are known, but not whether a member stops before its limit."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,21 +10,22 @@ from argosy.profiles import Profile
 __all__ = ["EXPECTED", "Outlook", "alone_seconds", "feeds_all_devices", "horizon_seconds", "preparation_left"]
 
 EXPECTED = 0.5
-"""The part of what is left until its limit that a member is expected to train: it may stop anywhere before."""
+"""Fraction of the epochs left until its limit that a member is expected to train, because it may stop at any time before."""
 LONG = 0.5
-"""A member is long if it may need more than this part of the time in which all is expected to be done."""
+"""A member is long if it may need more than this fraction of the time in which everything is expected to finish."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """The members that wait, by how long they may last."""
+    """The waiting members, ordered by how long they may last."""
 
     longest_first: tuple[Profile, ...]
-    """None may be split where limits are known, the longest is expected to end whole before all is done, and preparation for each apart keeps up."""
+    """The members, longest first. They are marked as not splittable if limits are known, the longest is expected to finish whole before
+    everything else is done, and preparation can feed all of them separately."""
     seconds: tuple[float, ...]
-    """Time that each of them needs at most, on a device of its own."""
+    """Longest time that each of them may need, alone on a device."""
     horizon_seconds: float
-    """Time in which all devices together are expected to finish everything, what runs beside included."""
+    """Time in which all devices together are expected to finish everything, including running flotillas."""
 
     @classmethod
     def of(cls, waiting: Sequence[Profile], situation: Situation) -> "Outlook":
@@ -35,8 +36,8 @@ class Outlook:
         in_time = bool(situation.epochs_left) and EXPECTED * seconds[longest_first[0].member] <= horizon
         samples = EXPECTED * math.fsum(seconds[profile.member] * profile.rate(1) for profile in longest_first)
         fed = feeds_all_devices(longest_first, situation) and samples <= preparation_left(situation) * horizon
-        if in_time and fed:  # Apart, each is prepared for by itself.
-            # Split, they would take more of all devices and end no sooner; the last ones may be split when the others have stopped.
+        if in_time and fed:  # separate streams are prepared separately
+            # Splits would use more device time without finishing sooner. The last members may be split when the others have stopped.
             longest_first = tuple(replace(profile, splittable=False) for profile in longest_first)
         return cls(
             longest_first=longest_first,
@@ -46,20 +47,20 @@ class Outlook:
 
     @property
     def long(self) -> tuple[Profile, ...]:
-        """Members that may last too long to wait for others; one that may be split is sped up by more devices instead."""
+        """Members that may last too long to wait for others, except splittable ones, which get more devices instead."""
         enough = LONG * self.horizon_seconds
         pairs = zip(self.longest_first, self.seconds, strict=True)
         return tuple(profile for profile, seconds in pairs if seconds > enough and not profile.splittable)
 
 
 def alone_seconds(profiles: Iterable[Profile], situation: Situation) -> list[float]:
-    """Return the time that each member needs at most on a device of its own; one without a limit may go as far as any other."""
+    """Return the longest time that each member may need alone on a device; one without a limit gets the largest limit of the others."""
     left, furthest, samples = situation.epochs_left, _furthest(situation), situation.samples_per_epoch
     return [samples * (left.get(p.member, furthest) or 1) / p.samples_per_second[0] for p in profiles]
 
 
 def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> float:
-    """Return the time in which all devices together are expected to finish members that need so long, and all that runs."""
+    """Return the time in which all devices together are expected to finish waiting members with these times, and running ones."""
     left, furthest = situation.epochs_left, _furthest(situation)
     running = math.fsum(
         left.get(placement.member, furthest) * (sum(placement.device_seconds) or placement.seconds_per_sample)
@@ -77,7 +78,7 @@ def feeds_all_devices(longest_first: Sequence[Profile], situation: Situation) ->
 
 
 def preparation_left(situation: Situation) -> float:
-    """Return the samples per second that can be prepared beside what runs."""
+    """Return the samples per second that can be prepared besides those for running flotillas."""
     available = situation.preparation_samples_per_second or 0.0
     if math.isinf(available):
         return available

@@ -1,4 +1,4 @@
-"""Which pipeline lets the nodes of a cluster share one stream, from what was measured between them."""
+"""Choice of the pipeline by which the nodes of a cluster share one stream, based on measurements."""
 
 import math
 from collections.abc import Sequence
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 __all__ = ["Choice", "Exchange", "Needs", "choose_pipeline"]
 
 AS_GOOD = 0.95
-"""Part of the best rate: among pipelines that reach it, the one that costs least CPU time is chosen."""
+"""Fraction of the best rate; among the pipelines that reach it, the one with the least CPU time is chosen."""
 SPARE = 1.5
-"""Loader workers are so many times what the measured rates would need."""
+"""Factor by which there are more loader workers than the measured rates require."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """What one pipeline carries between the nodes."""
+    """Measurements of one pipeline."""
 
     sharing: str
     preparing: int
-    """Nodes that prepare."""
+    """Number of nodes that prepare."""
     bytes_per_second: float
-    """Bytes of the stream, as every node receives it."""
+    """Rate at which every node receives the stream."""
     cpu_seconds_per_byte: float
     """CPU time of all nodes together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What preparation costs and training takes."""
+    """The costs of preparation, and the demand of training."""
 
     nodes: int
     cores: int
@@ -36,29 +36,29 @@ class Needs:
     """CPU time of one sample, on one core."""
     sample_bytes: int
     demand_samples_per_second: float
-    """The pace at which the members could train if their blocks were always there (SC'18's r_c)."""
+    """Pace at which the members could train if they never waited for blocks (SC'18's r_c)."""
     training_cpu_seconds: float
-    """CPU time that a node's own training takes per sample of the stream; 0 where devices are no CPUs."""
+    """CPU time that training takes on a node per sample of the stream; 0 if devices are not CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A pipeline, and why."""
+    """A pipeline, and the reason for its choice."""
 
     sharing: str
     preparing: int
     loader_workers: int
-    """Loader workers on each preparing node."""
+    """Number of loader workers on each preparing node."""
     samples_per_second: float
-    """Rate at which every node can be fed, at most what the members take."""
+    """Rate at which every node can be fed, limited to what the members take."""
     reason: str
 
 
 def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
     """Return the cheapest of the pipelines that are about as fast as the fastest.
 
-    A node's cores prepare its part of every sample and, where devices are CPUs, train: n·r_p bounds what n nodes prepare
-    together (SC'18 §III), the link what they exchange, and the members what is taken.
+    A node's cores prepare its part of the samples and, if devices are CPUs, also train. Three rates limit a pipeline: n·r_p, which
+    n nodes can prepare together (SC'18 §III); the bandwidth of the exchange; and the demand of the members.
     """
     local = Exchange(sharing="local", preparing=needs.nodes, bytes_per_second=math.inf, cpu_seconds_per_byte=0.0)
     rated = [(_rate(needs, exchange), _cpu_seconds(needs, exchange), exchange) for exchange in (local, *exchanges)]
@@ -74,7 +74,7 @@ def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
 
 
 def _part(exchange: Exchange) -> float:
-    """Return the part of the stream's samples that one preparing node prepares."""
+    """Return the fraction of the stream's samples that one preparing node prepares."""
     return 1.0 if exchange.sharing == "local" else 1.0 / exchange.preparing
 
 
@@ -85,14 +85,14 @@ def _rate(needs: Needs, exchange: Exchange) -> float:
 
 
 def _cpu_seconds(needs: Needs, exchange: Exchange) -> float:
-    """Return the CPU time of one sample of the stream on all nodes, without training."""
+    """Return the CPU time per sample of the stream on all nodes together, without training."""
     prepared = needs.nodes if exchange.sharing == "local" else 1
     return prepared * needs.preparation_seconds + exchange.cpu_seconds_per_byte * needs.sample_bytes
 
 
 def _loader_workers(needs: Needs, exchange: Exchange, rate: float) -> int:
     if needs.training_cpu_seconds:
-        # Beside trainers on the same cores, a worker gets a share of a core: as many as there may be.
+        # Trainers use the same cores, so a worker gets only a part of a core; start the maximum number.
         return needs.cores
     wanted = math.ceil(SPARE * rate * needs.preparation_seconds * _part(exchange))
     return min(max(wanted, 1), needs.cores)

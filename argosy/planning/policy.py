@@ -1,4 +1,4 @@
-"""The seam of the planners: what a policy is asked, and the two questions that it answers."""
+"""The interface of policies: what they know, and the two questions that they answer."""
 
 import math
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ __all__ = ["FILES", "Moving", "NamedPolicy", "Policy", "Situation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moving:
-    """Costs of placing members anew."""
+    """Costs of moving members to other devices."""
 
     rebalance_seconds: float = 0.0
-    """Time for every re-balancing: finish the epoch, form the groups, start again."""
+    """Fixed time of every re-balancing: finishing the epoch, forming groups, and starting again."""
     bytes_per_second: float = math.inf
     """Bandwidth of one device; devices send and receive at the same time."""
     one_link: bool = False
@@ -31,48 +31,48 @@ class Moving:
 
 
 FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
-"""Costs in a run: a member moves through a file that is written, summed, flushed, read and loaded, while others of its device wait."""
+"""Costs in a run. A member moves through a file that is written, hashed, flushed, read and loaded, while others on its device wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """All that a policy may know when it decides."""
+    """Everything that a policy may know when it decides."""
 
     waiting: tuple[Profile, ...]
-    """Members that train nowhere, in the order of the study."""
+    """Members that are not training, in the order of the study."""
     free: tuple[Device, ...]
     devices: tuple[Device, ...]
     """The whole cluster, free or not."""
     running: tuple[Flotilla, ...] = ()
-    """Flotillas that train beside, with the members that are still in them; not the one that ``keeps`` is asked about."""
+    """Flotillas that are training, with their remaining members; without the one about which ``keeps`` is asked."""
     epochs_done: Mapping[str, int] = field(default_factory=dict)
     epochs_left: Mapping[str, int] = field(default_factory=dict)
-    """Epochs until its limit, of every member with a known limit, wherever it is; it may end sooner."""
+    """Epochs until its limit for every member with a known limit, waiting or training; it may end sooner."""
     epochs_certain: Mapping[str, int] = field(default_factory=dict)
-    """Epochs that a member trains whatever their results: until its limit where it has no other rule, until a trial's next rung."""
+    """Epochs that a member trains whatever its results: until its limit if it has no other rule, or until the next rung of a trial."""
     samples_per_epoch: int = 1
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Devices that hold a member's weights and optimizer state."""
     preparation_samples_per_second: float | None = None
-    """What the cluster can prepare in all; None: not measured, then policies that have the choice share one stream."""
+    """Rate at which the cluster can prepare samples; None if not measured, so that policies that have the choice share one stream."""
     moving: Moving = field(default_factory=Moving)
 
 
 class Policy(Protocol):
-    """A planner. Both answers are functions of the arguments alone."""
+    """A policy of the planner; both answers depend only on the arguments."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Return flotillas to start on free devices; asked while devices are free, members wait, and there was an answer."""
+        """Return flotillas to start on free devices; asked again while members wait, devices are free, and the last answer had any."""
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Return whether a flotilla trains on; asked when members of it end an epoch, ``live`` are those that want more.
+        """Return whether a flotilla continues; asked when some of its members end an epoch. ``live`` are the members that continue.
 
-        If not, all of them are saved and wait, their devices are free, and ``launch`` is asked.
+        If not, all of them are saved and wait, their devices become free, and ``launch`` is asked.
         """
 
 
 class NamedPolicy(Policy, Protocol):
-    """A policy that a caller brings along, and the name that reports give it."""
+    """A policy from the caller, with a name for reports."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether a new plan is worth its moves: the second question of every policy that plans for all live members at once."""
+"""Decides whether a new plan is worth its moves, for policies that plan for all live members at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from argosy.profiles import Profile
 __all__ = ["gives_way", "keeps_unless_it_pays", "work_rate"]
 
 LONGER = 0.9
-"""A member makes room for another that has more left to train, once its own rest is below this part of the other's."""
+"""A member gives way to one that has more left to train, once its own remaining time is below this fraction of the other's."""
 
 
 def keeps_unless_it_pays(
@@ -22,9 +22,9 @@ def keeps_unless_it_pays(
     started: Flotilla,
     live: tuple[Profile, ...],
 ) -> bool:
-    """Keep the flotilla until others wait for their turn, or until a new plan saves more than moving costs.
+    """Return False when others wait for their turn, or when a new plan saves more time than moving costs.
 
-    It saves time for all until the next member is expected to leave, or for a member that gets a pace of its own until it ends.
+    A new plan can save time for all members until the next one is expected to leave, or for a member that gets its own pace, until it ends.
     """
     if situation.waiting:
         return False
@@ -36,7 +36,7 @@ def keeps_unless_it_pays(
     if sum(len(flotilla.members) for flotilla in candidate) == len(live):
         gain = max(gain, _seconds_saved(candidate, running, live, situation))
     elif len(candidate) == 1:
-        return True  # What trains together is not torn apart by a fit that found room for less.
+        return True  # do not break up a flotilla because best fit has found room for fewer members
     cost = moving_seconds(candidate, situation.homes, live, situation.moving) + situation.moving.rebalance_seconds
     return gain <= cost
 
@@ -44,7 +44,10 @@ def keeps_unless_it_pays(
 def _seconds_saved(
     candidate: Sequence[Flotilla], running: Flotilla, live: Sequence[Profile], situation: Situation
 ) -> float:
-    """Return the time that all gain until the next one leaves: over certain epochs, or its part of those to the nearest limit."""
+    """Return the time that all members gain until the next one is expected to leave.
+
+    This is after the epochs that are certain, or after 1 / (members + 1) of those to the nearest limit, whichever is later.
+    """
     least = min(situation.epochs_left.get(profile.member, 1) for profile in live)
     certain = min(situation.epochs_certain.get(profile.member, 0) for profile in live)
     epochs = max(1.0, least / (len(live) + 1), certain)
@@ -55,7 +58,7 @@ def _seconds_saved(
 
 
 def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Situation) -> float:
-    """Return how much sooner, at best, a member that leaves the shared pace for its own is expected to end."""
+    """Return how much sooner, at best, a member is expected to end if it leaves the shared pace for its own."""
     shared = 1.0 / running.samples_per_second
     gains = (
         EXPECTED * situation.epochs_left.get(flotilla.members[0], 1) * (shared - 1.0 / flotilla.samples_per_second)
@@ -66,7 +69,7 @@ def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Sit
 
 
 def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
-    """Return whether a waiting member may last so much longer than those of a device that it must not wait for them."""
+    """Return whether a waiting member may last so much longer than the members of a device that it should not wait for them."""
     waiting = alone_seconds(situation.waiting, situation)
     device = next(device for device in situation.devices if device.name == running.devices[0])
     able = (s for s, p in zip(waiting, situation.waiting, strict=True) if p.memory_bytes <= device.memory_bytes)
@@ -80,6 +83,6 @@ def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) 
 
 
 def work_rate(flotillas: Sequence[Flotilla], profiles: Sequence[Profile]) -> float:
-    """Return the useful work done per second, in seconds of one device, which compares flotillas of unlike members."""
+    """Return the useful work per second, in seconds of one device, which makes flotillas of different members comparable."""
     work = {profile.member: profile.seconds_per_sample for profile in profiles}
     return math.fsum(f.samples_per_second * math.fsum(work[member] for member in f.members) for f in flotillas)

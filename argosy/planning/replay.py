@@ -1,4 +1,4 @@
-"""A table of networks (rate, epochs, size) replayed under any policy: how FLEET's published workload is compared."""
+"""Simulates a table of networks (rate, epochs, size) under any policy, to compare with FLEET's published workload."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from argosy.profiles import Profile
 __all__ = ["Network", "charges_of", "replay", "workload_of"]
 
 DRAWN_AT_RANDOM = ("rounds", "solo")
-"""Policies that take the members in random order in the published runs."""
+"""Policies for which the published runs took the members in random order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +32,10 @@ class Network:
 
 
 def charges_of(policy: str, charges: Charges) -> Charges:
-    """Return the costs of one policy by name, as its authors or this package would have it.
+    """Return the costs that apply to a policy, as its authors or this package define them.
 
-    FLEET's policies alone stop, save, load and start again at each flotilla. Moves cost every other policy that moves members. With
-    `one_pace` the published policies wait for the slowest of a flotilla as well; their published figures say that they did not.
+    Only FLEET's policies stop, save, load and start again for each flotilla. Other policies that move members pay for the moves. With
+    `one_pace`, members of published policies wait for the slowest of their flotilla as well; the published figures show that they did not.
     """
     published = policy.startswith("fleet") or policy in DRAWN_AT_RANDOM
     return replace(
@@ -56,11 +56,11 @@ def workload_of(
     node_devices: int = 4,
     epochs_known: bool = False,
 ) -> Workload:
-    """Return the workload of networks of which only rate and size are known.
+    """Return the workload of networks for which only rate and size are known.
 
-    On several devices a network scales as the curve of ``scaling`` (rates on 1, 2, … devices) with the nearest rate on
-    one; without curves no network is split. Weights, gradients and momentum take three times the model, of which
-    weights and momentum move; activations take ``activation_bytes`` or what is left of the device.
+    On several devices, a network scales like the curve of ``scaling`` (rates on 1, 2, … devices) whose rate on one device is
+    nearest; without curves, no network is split. Weights, gradients and momentum take three times the size of the model; of these,
+    weights and momentum move. Activations take ``activation_bytes``, or what is left of the device.
     """
 
     def profile(network: Network) -> Profile:
@@ -100,9 +100,9 @@ def replay(
     draws: int = 21,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
-    """Simulate one policy on one cluster; for a policy that draws at random, return the run with the median makespan of so many.
+    """Simulate one policy on one cluster; for a policy with random order, return the run with the median makespan of `draws`.
 
-    Where it may see the epochs of all members, ``balanced`` simulates the alternatives and takes the best, as it does in plans.
+    If ``balanced`` may see the epochs of all members, it simulates the alternatives and takes the best, as it does in plans.
     """
     check_whole("draws", draws, least=1)
     if policy == "balanced" and workload.epochs_known:

@@ -1,4 +1,4 @@
-"""Rounds of random members on one shared stream: SC'18, which FLEET calls *Homogeneous*."""
+"""Rounds of random members on one shared stream, as in SC'18; FLEET calls this *Homogeneous*."""
 
 from dataclasses import dataclass
 from random import Random
@@ -13,16 +13,16 @@ __all__ = ["Rounds"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Random sets of at most M members, one device each; the next set when the whole set is done."""
+    """Random sets of at most M members, one per device; the next set starts when the whole set is done."""
 
     seed: int = 0
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Return the next set, once every device is free; the largest members go to the largest devices."""
+        """Return the next set once all devices are free; the largest members go to the largest devices."""
         require_fit(situation.waiting, situation.devices)
         if not situation.waiting or len(situation.free) < len(situation.devices):
             return ()
-        # The draw depends on the members left, so the same question has the same answer.
+        # The seed depends on the members left, so the same question has the same answer.
         draw = Random(f"{self.seed}/{'/'.join(profile.member for profile in situation.waiting)}")
         chosen = draw.sample(situation.waiting, min(len(situation.free), len(situation.waiting)))
         devices = sorted(situation.free, key=lambda device: -device.memory_bytes)
@@ -30,7 +30,7 @@ class Rounds:
         for profile in sorted(chosen, key=lambda profile: -profile.memory_bytes):
             if devices[0].memory_bytes >= profile.memory_bytes:
                 placements.append(Placement.whole(profile, devices.pop(0).name))
-        return (Flotilla(placements=tuple(placements)),)  # The largest fits the largest: never empty.
+        return (Flotilla(placements=tuple(placements)),)  # never empty: `require_fit` has checked the largest device
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Return True: a round ends when its last member has converged."""

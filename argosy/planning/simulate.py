@@ -1,4 +1,4 @@
-"""A discrete-event run of a policy over profiles: what it would do on a cluster that need not exist."""
+"""Discrete-event simulation of a policy on a cluster that need not exist, based on profiles."""
 
 import math
 from collections import defaultdict
@@ -26,7 +26,7 @@ def simulate(
     name: str = "",
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
-    """Run the policy until every member has converged; ``clock`` only times the planner itself."""
+    """Simulate the policy until every member has converged; ``clock`` only times the planner itself."""
     run = _Run(policy, workload, tuple(devices), charges or Charges(), clock)
     run.launch()
     while run.legs or run.waiting:
@@ -37,7 +37,7 @@ def simulate(
 
 
 def lower_bound_seconds(workload: Workload, devices: int, slowdown: float = 1.0) -> float:
-    """Return max(Σ work / M, longest member at its best rate): no policy of this cost model can be faster."""
+    """Return max(Σ work / M, longest member at its best rate), below which no policy can be in this cost model."""
     work, longest = 0.0, 0.0
     for profile in workload.profiles:
         samples = workload.epochs[profile.member] * workload.samples_per_epoch * slowdown
@@ -58,24 +58,24 @@ class _Leg:
     """Start of the current segment of the timeline."""
     running: Flotilla = field(init=False)
     devices: tuple[str, ...] = field(init=False)
-    """Devices that still train."""
+    """Devices that are still training."""
 
     def __post_init__(self) -> None:
         self.keep(self.runners)
 
     def keep(self, members: Iterable[str]) -> None:
-        """Let only these members train on."""
+        """Continue with these members only."""
         self.running = self.started.keeping(members)
         self.devices = self.running.devices
 
     @property
     def demand(self) -> float:
-        """Samples per second that its stream asks for: what its fastest member trains."""
+        """Samples per second that its stream demands, which is the rate of its fastest member."""
         return 1.0 / min(runner.seconds_per_sample for runner in self.runners.values())
 
     @property
     def busy(self) -> float:
-        """Number of devices that its members keep busy all the time."""
+        """Number of devices that its members keep busy, with fractions for partly idle ones."""
         return sum(
             placement.seconds_on(device) / self.runners[placement.member].seconds_per_sample
             for placement in self.running.placements
@@ -97,14 +97,14 @@ class _Run:
         self.policy, self.workload, self.charges, self.planner_clock = policy, workload, charges, clock
         self.clock = Clock(samples_per_epoch=workload.samples_per_epoch)
         self.preparation = charges.preparation_samples_per_second or math.inf
-        """Samples per second, of all streams."""
+        """Samples per second that can be prepared for all streams together."""
         self.profiles = {profile.member: profile for profile in workload.profiles}
         self.devices = devices
         self.legs: dict[int, _Leg] = {}
         self.unsettled = True
-        """Whether streams or their members have changed, so that their demand must be added up again."""
+        """Whether streams or their members have changed, so that the demand must be computed again."""
         self.streams = 1
-        """Most streams that there ever were at once."""
+        """Largest number of simultaneous streams so far."""
         self.done = {profile.member: 0 for profile in workload.profiles}
         self.left = dict(workload.visible_epochs)
         self.waiting = [profile for profile in workload.profiles if workload.epochs[profile.member] > 0]
@@ -115,10 +115,10 @@ class _Run:
         self.flotillas = self.moves = self.moved_bytes = 0
         self.moving_seconds = self.planner_seconds = 0.0
 
-    # Questions to the policy.
+    # ---- questions to the policy
 
     def situation(self, asked: _Leg | None = None) -> Situation:
-        """Return what the policy may know at this moment; ``asked``: the leg that the question is about."""
+        """Return what the policy may know now; ``asked`` is the leg that the question is about, if any."""
         used = {name for leg in self.legs.values() for name in leg.devices}
         return Situation(
             waiting=tuple(self.waiting),
@@ -135,7 +135,7 @@ class _Run:
         )
 
     def launch(self) -> None:
-        """Ask for flotillas while members wait, devices are free and there is an answer."""
+        """Start flotillas as long as members wait, devices are free, and the policy returns any."""
         while self.waiting:
             situation = self.situation()
             if not situation.free:
@@ -149,13 +149,13 @@ class _Run:
                 self._start(flotilla)
 
     def end_epochs(self, ended: Iterable[Runner]) -> None:
-        """Let members at the end of an epoch leave or go on; the policy may stop the flotilla that they are in."""
+        """End the epoch of members, which then leave or continue; the policy may stop their flotillas."""
         for number, runners in groupby(sorted(ended, key=lambda runner: runner.leg), key=lambda runner: runner.leg):
             leg = self.legs[number]
             self._end_epoch(leg, list(runners))
             if leg.runners and not self._keeps(leg):
                 self._stop(leg)
-                self.launch()  # Before the next leg is asked, so that two streams at unlike epochs do not mix.
+                self.launch()  # before the next leg is asked, so that members of two streams at different epochs do not mix
 
     def _keeps(self, leg: _Leg) -> bool:
         live = tuple(self.profiles[member] for member in leg.runners)
@@ -165,7 +165,7 @@ class _Run:
         self.planner_seconds += self.planner_clock() - before
         return keeps
 
-    # What changes.
+    # ---- changes
 
     def _start(self, flotilla: Flotilla) -> None:
         profiles = [self.profiles[member] for member in flotilla.members]
@@ -195,7 +195,7 @@ class _Run:
             self.clock.pause(runner, delay)
 
     def _evict(self, flotilla: Flotilla) -> None:
-        """Take waiting members' places on the devices that the flotilla takes; their state goes to the host."""
+        """Remove waiting members from the devices of the flotilla; their state goes to the host."""
         taken = set(flotilla.devices)
         for profile in self.waiting:
             if profile.member in self.homes:
@@ -228,7 +228,7 @@ class _Run:
             del self.legs[leg.number]
 
     def _stop(self, leg: _Leg) -> None:
-        """Stop a leg: its members wait, and the epoch that a member is in starts again."""
+        """Stop a leg: its members wait, and start unfinished epochs again later."""
         self._count(leg)
         self._end_segment(leg)
         del self.legs[leg.number]
@@ -238,12 +238,12 @@ class _Run:
         waiting = {*leg.runners, *(profile.member for profile in self.waiting)}
         self.waiting = [profile for profile in self.workload.profiles if profile.member in waiting]
 
-    # Time.
+    # ---- time
 
     def advance(self) -> list[Runner]:
-        """Train until the next end of an epoch or of a pause; return the members that ended one."""
+        """Advance to the next end of an epoch or a pause; return the members whose epoch ended."""
         if self.unsettled:
-            # All streams are slowed down alike where they ask for more than can be prepared.
+            # If streams demand more than can be prepared, all are slowed down by the same factor.
             self.unsettled, self.clock.prepared = False, 1.0 / max(self._cores_wanted(), 1.0)
         event = self.clock.next_event()
         if event is None:
@@ -254,23 +254,23 @@ class _Run:
         return self.clock.advance_to(event)
 
     def _cores_wanted(self) -> float:
-        """Return the cores wanted by streams, and by devices that are CPUs, over the cores that prepare."""
+        """Return the demand for cores, of streams and of devices that are CPUs, divided by the cores that prepare."""
         wanted = sum(leg.demand for leg in self.legs.values()) / self.preparation
         if self.charges.training_share:
             wanted += self.charges.training_share * self.charges.slowdown * sum(leg.busy for leg in self.legs.values())
         return wanted
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
-        """Return by member the load of the busiest device, of the whole flotilla or, at its own rate, of those that it is on."""
+        """Return, by member, the load of the busiest device: of the whole flotilla with ``one_pace``, otherwise of the member's devices."""
         loads = flotilla.loads
         if self.charges.one_pace:
             return dict.fromkeys(flotilla.members, max(loads.values()) * self.charges.slowdown)
         return {p.member: max(loads[d] for d in p.devices) * self.charges.slowdown for p in flotilla.placements}
 
-    # What came of it.
+    # ---- results
 
     def _count(self, leg: _Leg) -> None:
-        """Count what a leg's devices have worked so far."""
+        """Add the work of a leg's devices up to now."""
         for placement in leg.running.placements:
             runner = leg.runners[placement.member]
             samples = self.clock.settle(runner) / runner.seconds_per_sample
@@ -293,7 +293,7 @@ class _Run:
         leg.since = now
 
     def result(self, name: str) -> Simulation:
-        """Return the figures of the whole run."""
+        """Return the outcome of the whole simulation."""
         return Simulation(
             policy=name,
             devices=len(self.devices),

@@ -1,4 +1,4 @@
-"""One member per device with a pipeline of its own, the next one when a device is free: the usual practice today."""
+"""One member per device, each with its own pipeline, and the next one when a device is free: today's usual practice."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ __all__ = ["SoloPolicy"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoloPolicy:
-    """List scheduling (Graham 1969) in the order of the study; FLEET's *Baseline* where that order is random."""
+    """List scheduling (Graham 1969) in the order of the study; with random order, this is FLEET's *Baseline*."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Return the next members, each on the first free device that holds it."""
+        """Return the next members, each on the first free device with enough memory."""
         require_fit(situation.waiting, situation.devices)
         flotillas, devices = [], list(situation.free)
         for profile in situation.waiting:

@@ -1,8 +1,8 @@
-"""One stream or several: which members train at a pace of their own.
+"""Decides which members train apart, each on its own stream and at its own pace.
 
-Members of one stream move at one pace and are prepared for once. That costs nothing as long as all devices are busy and no
-member is in a hurry; but one that may last as long as all the rest together must not wait for others. So the members that are likely
-to last longest get streams of their own, as many as it takes and as preparation can feed, and the others share one.
+Members of one stream train at one pace, and samples are prepared once for all of them. That costs nothing as long as all devices are
+busy, but a member that may last as long as all others together should not wait for them. So the members that are likely to last
+longest get their own streams, as many as are needed and as preparation can feed, and the others share one.
 """
 
 import math
@@ -17,20 +17,20 @@ from argosy.profiles import Profile
 __all__ = ["members_apart"]
 
 UNSLOWED = 0.95
-"""A member that trains at this part of its own rate is not held up by its stream."""
+"""A member that trains at this fraction of its own rate or faster is not held up by its stream."""
 IDLE = 0.01
-"""Devices may be expected to idle for this part of the whole time until a shared stream's epoch ends and takes them in."""
+"""Largest fraction of the whole time for which free devices may idle until a shared stream's epoch ends and they can join."""
 BUSY = 0.75
-"""Where no limit is known, devices of a shared stream work at least at this part of what they could."""
+"""If no limits are known, the smallest fraction of their capacity that the devices of a shared stream must use."""
 
 
 def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...] | None:
-    """Return the members that get a stream and a device of their own, while all others share a stream on the rest.
+    """Return the members that train apart, each with its own stream and device; all others share a stream on the other devices.
 
-    None: every free device gets a stream, the longest members first, and those that are left wait (LPT, Graham 1969).
+    None means that every free device gets a stream, the longest members first, and the other members wait (LPT, Graham 1969).
     """
     if situation.preparation_samples_per_second is None or len(situation.devices) == 1:
-        return ()  # On one device no member ends sooner for being alone.
+        return ()  # on one device, no member ends sooner on its own stream
     sharing = _Sharing(outlook=outlook, situation=situation)
     needed, fed = sharing.needed, sharing.fed
     if needed is not None and fed == needed and sharing.is_worth_it(needed):
@@ -42,7 +42,7 @@ def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _Sharing:
-    """What becomes of the free devices if so many of the longest members train apart."""
+    """The effects of training a number of the longest members apart."""
 
     outlook: Outlook
     situation: Situation
@@ -53,25 +53,25 @@ class _Sharing:
 
     @cached_property
     def most_apart(self) -> int:
-        """The most members apart: at least one shares, unless there is a device for each."""
+        """Largest possible number of members apart; one device is left for the shared stream unless each member has its own."""
         devices, members = len(self.situation.free), len(self.outlook.longest_first)
         return min(len(self.long), devices if members <= devices else devices - 1)
 
     @cached_property
     def _shared_work(self) -> list[float]:
-        """Seconds per sample of all that share a stream, by how many train apart."""
+        """Total seconds per sample of the members that share a stream, by the number of members apart."""
         work = sum(profile.seconds_per_sample for profile in self.outlook.longest_first)
         return list(accumulate((-profile.seconds_per_sample for profile in self.long), initial=work))
 
     @cached_property
     def _slowest_shared(self) -> list[float]:
-        """Seconds per sample of the slowest of them that cannot be split, by how many train apart."""
+        """Seconds per sample of the slowest sharing member that cannot be split, by the number of members apart."""
         rest = max((p.seconds_per_sample for p in self._others if not p.splittable), default=0.0)
         return list(accumulate((p.seconds_per_sample for p in reversed(self.long)), max, initial=rest))[::-1]
 
     @cached_property
     def _fastest_shared(self) -> list[float]:
-        """Seconds per sample of the fastest of them, by how many train apart."""
+        """Seconds per sample of the fastest sharing member, by the number of members apart."""
         rest = min((p.seconds_per_sample for p in self._others), default=math.inf)
         return list(accumulate((p.seconds_per_sample for p in reversed(self.long)), min, initial=rest))[::-1]
 
@@ -82,32 +82,35 @@ class _Sharing:
 
     @cached_property
     def _demand_apart(self) -> list[float]:
-        """Samples per second that the streams of those apart ask for, by how many they are."""
+        """Samples per second that the streams of the members apart demand, by their number."""
         return list(accumulate((profile.rate(1) for profile in self.long), initial=0.0))
 
     def pace_seconds(self, apart: int) -> float:
-        """Return the seconds per sample of the shared stream on the devices that are left."""
+        """Return the seconds per sample of the shared stream on the remaining devices."""
         devices = max(len(self.situation.free) - apart, 1)
         return max(self._shared_work[apart] / devices, self._slowest_shared[apart])
 
     def shares(self, apart: int) -> bool:
-        """Return whether any member is left for the shared stream."""
+        """Return whether any members are left for the shared stream."""
         return apart < len(self.outlook.longest_first)
 
     @cached_property
     def needed(self) -> int | None:
-        """The fewest apart so that no long member is held up nor holds others up; None: too many, or one stream cannot hold the rest."""
+        """Smallest number of members apart with which no long member is held up or holds up others.
+
+        None if that would be too many, or if one stream cannot hold all others.
+        """
         if self._is_crowded or not self._is_at_one_epoch:
             return None
         return next((n for n in range(self.most_apart + 1) if n == len(self.long) or self._are_alike(n)), None)
 
     def _are_alike(self, apart: int) -> bool:
-        """Return whether all that share a stream would train about as fast without the others."""
+        """Return whether no member of the shared stream would be much faster alone."""
         return self._fastest_shared[apart] >= UNSLOWED * self.pace_seconds(apart)
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether the memory of the free devices may not hold all members at once."""
+        """Whether the members may need more memory together than the free devices have."""
         members = self.outlook.longest_first
         largest_step = max(profile.activation_bytes for profile in members)
         there = sum(device.memory_bytes - largest_step for device in self.situation.free)
@@ -120,7 +123,7 @@ class _Sharing:
 
     @cached_property
     def fed(self) -> int:
-        """The most apart, up to those needed, that preparation can feed beside the shared stream."""
+        """Largest number of members apart, up to `needed`, that preparation can feed besides the shared stream."""
         most = self.most_apart if self.needed is None else self.needed
         return max((apart for apart in range(most + 1) if self._demand(apart) <= self._left), default=0)
 
@@ -133,11 +136,11 @@ class _Sharing:
 
     @property
     def fair_devices(self) -> float:
-        """The part of the cluster that the waiting members would take if all were to end together."""
+        """Number of devices that the waiting members would take if all members were to end together."""
         return EXPECTED * sum(self.outlook.seconds) / self.outlook.horizon_seconds
 
     def is_worth_it(self, apart: int) -> bool:
-        """Return whether sharing keeps devices busy: free ones beside it wait for the end of the stream's epoch."""
+        """Return whether sharing keeps devices busy; devices that become free wait for the end of the stream's epoch."""
         if not self.shares(apart):
             return True
         devices, free = len(self.situation.devices), len(self.situation.free)

@@ -1,4 +1,4 @@
-"""Members that may be one program are placed together: a device steps those that it carries at once, cheaper than one by one."""
+"""Places members that may form one program together, because a device steps them at once faster than one by one."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from argosy.profiles import Profile, pack_memory_bytes
 __all__ = ["gathered"]
 
 SLACK = 0.05
-"""Part of the pace that may be given up for it: a program gains more, which only shows when it runs."""
+"""Fraction of the predicted pace that may be lost; a program gains more than that, but this is only known when it runs."""
 
 
 def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
-    """Return the same members, those alike on as few devices as the pace allows; the flotilla itself where it loses too much.
+    """Return a flotilla with similar members on as few devices as the pace allows; the given one if every alternative is too slow.
 
-    Those alike are dealt into units, few first, and units are placed instead of members.
+    Similar members are dealt into units, which are placed instead of members; few units are tried first.
     """
     by_name = {profile.member: profile for profile in profiles}
     members = [by_name[name] for name in flotilla.members]
@@ -35,7 +35,7 @@ def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[
 
 
 def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
-    """Return the flotilla with members in place of units."""
+    """Return the flotilla with units replaced by their members."""
     return Flotilla(
         placements=tuple(
             Placement.whole(profile, placement.devices[0])
@@ -46,7 +46,7 @@ def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Floti
 
 
 def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
-    """Group the members by kind; one that is like no other is a kind of its own."""
+    """Group the members by `Profile.alike`; a member without it forms its own group."""
     kinds: dict[str, list[Profile]] = defaultdict(list)
     for profile in profiles:
         kinds[profile.alike or f"only {profile.member}"].append(profile)
@@ -54,7 +54,7 @@ def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
 
 
 def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
-    """Return the members to place together, by the name of the first: each kind in so many units at most, two members in each."""
+    """Return the members to place together, by the name of the first; each kind forms at most `most` units, of two members or more."""
     units = {}
     for kind in _kinds(profiles):
         parts = max(min(most, len(kind) // 2), 1)
@@ -65,7 +65,7 @@ def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Prof
 
 
 def _joint(unit: Sequence[Profile]) -> Profile:
-    """Return what the members of a unit cost together: in memory what their program takes, where it was measured, or one after another."""
+    """Return the joint profile of a unit's members; its memory is that of their program, if measured, or of stepping them one by one."""
     seconds = sum(profile.seconds_per_sample for profile in unit)
     one_by_one = max(profile.activation_bytes for profile in unit)
     activation = max(one_by_one, sum(profile.program_bytes for profile in unit))

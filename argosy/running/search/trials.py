@@ -27,7 +27,7 @@ class Trial:
     members: tuple[Member, ...]
     """Members that train for it, or the last ones that did: one, or several whose mean is its result."""
     sections: int | None
-    """Sections that the members train; None if the scheduler decides, section by section."""
+    """Sections that the members train; None if the scheduler decides, and the number may grow."""
     best: float = math.nan
     """Best value of the first objective so far, the mean of the members."""
     reached: Mapping[str, float] = field(default_factory=dict)
