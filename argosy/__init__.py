@@ -139,7 +139,7 @@ def __getattr__(name: str) -> Any:
                     f"argosy.{name} needs scikit-learn. Install it: pip install 'argosy[sklearn]'."
                 ) from error
             raise
-    from argosy.errors.spelling import meant  # imports inspect, which no command waits for
+    from argosy.errors.spelling import did_you_mean  # imports inspect, which no command waits for
 
     public = list({*__all__, *ESTIMATORS, "Ray"})
-    raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")
+    raise AttributeError(f"module 'argosy' has no attribute {name!r}{did_you_mean(ELSEWHERE.get(name, name), public)}")

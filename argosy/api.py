@@ -1,4 +1,4 @@
-"""The entry points `train`, `tune`, `plan`, `profile` and `load`, each a few lines over the packages that do the work."""
+"""The entry points `train`, `tune`, `plan`, `profile` and `load_report`, each a few lines over the packages that do the work."""
 
 import contextlib
 import functools
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from argosy.cluster import Cluster
-from argosy.described import takes_fields_of
+from argosy.described import document_keywords
 from argosy.disk.files import user_path
 from argosy.disk.scratch import scratch
 from argosy.errors import DiskError, PlanError, RunError, StudyError
-from argosy.errors.spelling import known_keywords, meant
-from argosy.errors.system import refusals_told
+from argosy.errors.spelling import did_you_mean, known_keywords
+from argosy.errors.system import explain_refusals
 from argosy.planning.forecast import Forecast, forecast
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
@@ -24,36 +24,36 @@ from argosy.protocol.events import SearchBegan
 from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
 from argosy.results.fold import RunState
 from argosy.results.report import Report
-from argosy.running.control.clone import inherit
+from argosy.running.control.clone import link_checkpoint
 from argosy.running.control.costs import Costs
 from argosy.running.control.driver import drive
 from argosy.running.control.profiling import first_plan, measure
-from argosy.running.directory.anew import begin_anew, set_aside
+from argosy.running.directory.anew import make_began_anew, set_run_aside
 from argosy.running.directory.identity import Identity
-from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal, timeline
-from argosy.running.directory.loading import load
+from argosy.running.directory.journal import Journal, Lock, make_own_directory, read_journal, timeline
+from argosy.running.directory.loading import load_report
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher, Workers
-from argosy.running.launch.limits import only_cores, usable_cores
+from argosy.running.launch.limits import limit_cores, usable_cores
 from argosy.running.launch.processes import Processes
-from argosy.running.watch.apart import Apart
+from argosy.running.watch.apart import ThreadedView
 from argosy.running.watch.hooks import Hooked
 from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode, sections_in
 from argosy.study import Data, Member, Study
-from argosy.tracking import Tracker, named
+from argosy.tracking import Tracker, make_trackers
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
 from argosy.views.bar import progress_bar
-from argosy.views.output import open_what_is_closed, write
+from argosy.views.output import open_missing_streams, print_output
 from argosy.views.trackers import Tracked
 
 __all__ = [
     "LAUNCHERS",
     "forecast_cluster",
-    "load",
+    "load_report",
     "plan",
     "profile",
     "ray_cluster",
@@ -81,7 +81,7 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {"processes": Processes, "inline"
 
 
 @known_keywords("argosy.train")
-@takes_fields_of(Settings, "Settings")
+@document_keywords(Settings, "Settings")
 def train(
     study: Study,
     *,
@@ -152,10 +152,10 @@ def train(
     watching = _watching(view, progress=progress)
     folder = Path("runs", _script()) if directory is None else user_path(directory)
     if fresh is True:
-        set_aside(folder)
+        set_run_aside(folder)
     names = [fresh] if isinstance(fresh, str) else () if isinstance(fresh, bool) else fresh
     report = run(study, settings, folder, fresh=names, launcher=place, view=watching, trackers=trackers)
-    _tell(report, quiet=quiet)
+    _print_in_script(report, quiet=quiet)
     (raise_failures if raise_on_failure else warn_of_failures)(report.rows)
     return report
 
@@ -167,11 +167,11 @@ def _script() -> str:
     return path.resolve().parent.name if path.stem == "__main__" else path.stem
 
 
-def _tell(report: Report | SearchReport, *, quiet: bool) -> None:
+def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:
     """Print the report if a script is running; interactive interpreters and notebooks display the return value themselves."""
     if not quiet and hasattr(sys.modules["__main__"], "__file__"):
         with contextlib.suppress(DiskError):  # a full disk under the log must not lose the return value
-            write(f"{report}")
+            print_output(f"{report}")
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:
@@ -179,7 +179,7 @@ def _launcher(launcher: Launcher | str) -> Launcher:
         return launcher
     if launcher not in LAUNCHERS:
         raise RunError(
-            f"unknown launcher {launcher!r}{meant(launcher, LAUNCHERS)}; choose one of {', '.join(LAUNCHERS)}, or pass your own object. To use several "
+            f"unknown launcher {launcher!r}{did_you_mean(launcher, LAUNCHERS)}; choose one of {', '.join(LAUNCHERS)}, or pass your own object. To use several "
             "hosts without Ray, run the study by command, for example srun argosy run study.py."
         )
     return LAUNCHERS[launcher]()
@@ -207,42 +207,42 @@ def run(
 ) -> Report:
     """Run `train` with its settings as one value. The `fresh` members start over. Neither a view nor a tracker can delay the run."""
     directory = directory.absolute()  # the study's code may change the working directory
-    with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
-        with _claimed(directory, settings, launcher) as (lock, journal):
+    with Hooked(_with_trackers(view, trackers, directory), settings, directory) as watching:
+        with _claim_directory(directory, settings, launcher) as (lock, journal):
             state = RunState.of(read_journal(directory))
-            anew = begin_anew(fresh, study, state, directory)
+            anew = make_began_anew(fresh, study, state, directory)
             if anew is not None:
                 state.apply(anew)
             cluster = launcher.discover(settings)
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
-        report = load(directory, study=study, compares=False)  # the study is the one that was trained
-        watching.ended(report, report.leader)
+        report = load_report(directory, study=study, compares=False)  # the study is the one that was trained
+        watching.run_on_end(report, report.leader)
     return report
 
 
-def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
+def _with_trackers(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
     """Return the view combined with the trackers; none of them can disturb another."""
-    watching = Silent() if view is None else Apart(view)
-    return Tracked(watching, named(trackers), directory / "workers") if trackers else watching
+    watching = Silent() if view is None else ThreadedView(view)
+    return Tracked(watching, make_trackers(trackers), directory / "workers") if trackers else watching
 
 
 @contextlib.contextmanager
-def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
+def _claim_directory(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
     """Claim a run directory for this driver exclusively."""
-    open_what_is_closed()
-    own_directory(directory)
+    open_missing_streams()
+    make_own_directory(directory)
     with (
         contextlib.closing(launcher),
-        refusals_told(directory),
-        only_cores(settings.cores),
+        explain_refusals(directory),
+        limit_cores(settings.cores),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
     ):
         yield lock, journal
 
 
-def _of_a_search(tune: C) -> C:
+def _unpacks_search(tune: C) -> C:
     """Let `tune` accept a `Search` in place of its keywords; keywords given beside it override those of the search."""
 
     @functools.wraps(tune)
@@ -256,7 +256,7 @@ def _of_a_search(tune: C) -> C:
 
 
 @known_keywords("argosy.tune", Settings)
-@_of_a_search
+@_unpacks_search
 def tune(
     build: Search | Callable[..., Member | Sequence[Member]],
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None] | None = None,
@@ -329,9 +329,9 @@ def tune(
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
     folder = Path("runs", f"{_script()}-search") if directory is None else user_path(directory)
     if fresh:
-        set_aside(folder)
+        set_run_aside(folder)
     report = run_search(search, chosen, folder, store=store, launcher=place, **watching)
-    _tell(report, quiet=quiet)
+    _print_in_script(report, quiet=quiet)
     (raise_failures if raise_on_failure else warn_of_trials)(report.run.rows)
     return report
 
@@ -356,13 +356,13 @@ def run_search(
             f"packs={search.packs!r} decides which trials train together, but so does policy={settings.policy!r}. Set only one of them."
         )
     directory = directory.absolute()  # the user's code may change the working directory
-    with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
-        with _claimed(directory, settings, launcher) as (lock, journal):
+    with Hooked(_with_trackers(view, trackers, directory), settings, directory) as watching:
+        with _claim_directory(directory, settings, launcher) as (lock, journal):
             events = read_journal(directory)
             state = RunState.of(events)
             tuner = Tuner.of(search, events)
             tuner.warn()
-            tuner.recall(events, state)
+            tuner.replay(events, state)
             tuner.check_enqueued()
             brought = tuner.bring(state)
             begins = [
@@ -379,21 +379,21 @@ def run_search(
             tuner.show(directory, store)
             for new in brought:
                 if new.cloned is not None:
-                    inherit(directory, new.cloned)
+                    link_checkpoint(directory, new.cloned)
             for event in begins:
                 journal.append(event)
                 state.apply(event)
             journal.commit()
             cluster = launcher.discover(settings)
-            watching.expect(partial(tuner.to_come, state))
+            watching.expect(partial(tuner.epochs_to_come, state))
             roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
             try:
                 drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
             finally:
                 tuner.leave(state)
-        run = load(directory, study=tuner.study, compares=False)
+        run = load_report(directory, study=tuner.study, compares=False)
         report = SearchReport.of(run, timeline(directory), tuner.sampling.study)
-        watching.ended(run, report.leader)
+        watching.run_on_end(run, report.leader)
     return report
 
 
@@ -404,7 +404,7 @@ def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher |
     A run of the same study and settings starts with this plan. Members that wait, and members left behind when others stop, are placed
     during the run.
     """
-    with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
+    with _measuring_only(study, settings or Settings(), launcher or Processes()) as measured:
         return first_plan(*measured)
 
 
@@ -420,16 +420,16 @@ def profile(
     With `node_devices`, members are measured as in FLEET §6.1 (48 batches, of which the last 20 count), and groups of up to M_t devices
     too: the steps of one shard are measured here, and the all-reduce is computed for the bandwidth of a typical link.
     """
-    with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
+    with _measuring_only(study, settings or Settings(), launcher or Processes()) as measured:
         return measure(*measured, node_devices=node_devices)
 
 
 @contextlib.contextmanager
-def _only_measured(
+def _measuring_only(
     study: Study, settings: Settings, launcher: Launcher
 ) -> Iterator[tuple[Job, Cluster, Workers, Journal]]:
     """Yield everything that measures members, in a folder that is deleted afterwards."""
-    with scratch("profile") as directory, _claimed(directory, settings, launcher) as (lock, journal):
+    with scratch("profile") as directory, _claim_directory(directory, settings, launcher) as (lock, journal):
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
         yield job, launcher.discover(settings), launcher.open(job), journal
 

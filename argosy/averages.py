@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_number, check_whole, shown
+from argosy.errors.checks import check_number, check_whole, describe_value
 from argosy.errors.spelling import known_keywords
 
 __all__ = ["EMA", "SWA", "Average", "LastK", "check_average"]
 
 
 @known_keywords("argosy.EMA")
-@described
+@document_fields
 @dataclass(frozen=True, slots=True)
 class EMA:
     """Exponential moving average of the weights: after each step, ``average += (1 - decay) * (weights - average)`` (Polyak and Juditsky
@@ -30,7 +30,7 @@ class EMA:
 
 
 @known_keywords("argosy.SWA")
-@described
+@document_fields
 @dataclass(frozen=True, slots=True)
 class SWA:
     """Stochastic weight averaging: mean of the weights at the end of every epoch from `from_epoch` on (Izmailov et al. 2018)."""
@@ -43,7 +43,7 @@ class SWA:
 
 
 @known_keywords("argosy.LastK")
-@described
+@document_fields
 @dataclass(frozen=True, slots=True)
 class LastK:
     """Latest weight averaging: mean of the weights at the end of the last `epochs` epochs, or of all if there are fewer (Kaddour 2022). The
@@ -63,5 +63,5 @@ def check_average(what: str, rule: Any) -> None:
     """Raise StudyError unless the value is an averaging rule."""
     if not isinstance(rule, Average):
         raise StudyError(
-            f"{what} is {shown(rule)}; it must be argosy.EMA(0.999), argosy.SWA(from_epoch=10) or argosy.LastK(5)."
+            f"{what} is {describe_value(rule)}; it must be argosy.EMA(0.999), argosy.SWA(from_epoch=10) or argosy.LastK(5)."
         )

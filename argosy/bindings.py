@@ -5,29 +5,29 @@ from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
-__all__ = ["bound", "called", "rebound", "signature_of"]
+__all__ = ["bound_arguments", "unwrap_partials", "rebind", "signature_of"]
 
 
-def called(factory: Any) -> Any:
+def unwrap_partials(factory: Any) -> Any:
     """Return the function inside a partial, however deeply nested; anything else is returned as it is."""
     while isinstance(factory, partial):
         factory = factory.func
     return factory
 
 
-def bound(factory: partial[Any]) -> dict[str, Any]:
+def bound_arguments(factory: partial[Any]) -> dict[str, Any]:
     """Return the bound arguments by name, positional ones first; arguments of unnamed parameters have numbers.
 
-    >>> bound(partial(lambda hidden, *rest, depth: ..., 128, 3, depth=2))
+    >>> bound_arguments(partial(lambda hidden, *rest, depth: ..., 128, 3, depth=2))
     {'hidden': 128, '1': 3, 'depth': 2}
     """
     return {**dict(zip(_positions(factory), factory.args, strict=True)), **factory.keywords}
 
 
-def rebound(factory: partial[Any], name: str, value: Any) -> partial[Any]:
-    """Return the partial with another value for the argument that `bound` lists under this name.
+def rebind(factory: partial[Any], name: str, value: Any) -> partial[Any]:
+    """Return the partial with another value for the argument that `bound_arguments` lists under this name.
 
-    >>> bound(rebound(partial(lambda hidden, depth: ..., 128, 3), "hidden", 16))
+    >>> bound_arguments(rebind(partial(lambda hidden, depth: ..., 128, 3), "hidden", 16))
     {'hidden': 16, 'depth': 3}
     """
     if name in factory.keywords:

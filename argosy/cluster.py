@@ -56,7 +56,7 @@ class Cluster:
                 "the cluster has no device. Choose at least one, for example --devices cpu:1 or --devices cuda:0."
             )
         if len(set(names)) != len(names):
-            raise PlanError(f"the cluster's devices are named {_listing(sorted(names))}. Give each a unique name.")
+            raise PlanError(f"the cluster's devices are named {_format_names(sorted(names))}. Give each a unique name.")
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
@@ -115,9 +115,9 @@ class Cluster:
             if device.name == name:
                 return device
         raise PlanError(
-            f"unknown device {name!r} in this cluster; choose one of {_listing(d.name for d in self.devices)}."
+            f"unknown device {name!r} in this cluster; choose one of {_format_names(d.name for d in self.devices)}."
         )
 
 
-def _listing(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     return ", ".join(names)

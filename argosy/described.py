@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
-__all__ = ["DescribedField", "described", "described_fields", "takes_fields_of"]
+__all__ = ["DescribedField", "document_fields", "described_fields", "document_keywords"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ class DescribedField:
         return "\n".join([head, *lines])
 
 
-def described(kind: type[T]) -> type[T]:
+def document_fields(kind: type[T]) -> type[T]:
     """Make the docstring of a dataclass list its fields; the source is read only when the docstring is accessed.
 
     Not for subclasses of abstract classes, because ``help()`` bypasses descriptors for their docstrings.
@@ -41,11 +41,11 @@ def described(kind: type[T]) -> type[T]:
     return kind
 
 
-def takes_fields_of(kind: type[Any], title: str) -> Callable[[F], F]:
+def document_keywords(kind: type[Any], title: str) -> Callable[[F], F]:
     """Make the docstring of a function list the fields of a dataclass that it takes as keywords."""
 
     def listing(function: F) -> F:
-        function.__doc__ = _listed(function.__doc__ or "", title, kind)
+        function.__doc__ = _append_fields(function.__doc__ or "", title, kind)
         return function
 
     return listing
@@ -53,7 +53,7 @@ def takes_fields_of(kind: type[Any], title: str) -> Callable[[F], F]:
 
 def described_fields(kind: type[Any]) -> list[DescribedField]:
     """Return the public fields of a dataclass that its constructor takes, with the strings under them in its source."""
-    texts, types = _read(kind)
+    texts, types = _read_fields(kind)
     given = [field for field in fields(kind) if field.init and not field.name.startswith("_")]
     return [
         DescribedField(
@@ -73,15 +73,15 @@ class _Docstring:
         self.text = text
 
     def __get__(self, instance: object, owner: type[Any]) -> str:
-        return _listed(self.text, "Fields", owner)
+        return _append_fields(self.text, "Fields", owner)
 
 
-def _listed(text: str, title: str, kind: type[Any]) -> str:
+def _append_fields(text: str, title: str, kind: type[Any]) -> str:
     told = "\n".join(map(str, described_fields(kind)))
     return f"{inspect.cleandoc(text)}\n\n{title}:\n{told}\n"
 
 
-def _read(kind: type[Any]) -> tuple[dict[str, str], dict[str, str]]:
+def _read_fields(kind: type[Any]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the strings under the fields of a class, and their types, from its source; nothing if there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))

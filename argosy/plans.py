@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from argosy.cluster import Device
-from argosy.disk.json_values import conforming
+from argosy.disk.json_values import convert
 from argosy.errors import PlanError
-from argosy.errors.wording import sized
+from argosy.errors.wording import format_bytes
 from argosy.profiles import Profile, pack_memory_bytes
 
 __all__ = ["Flotilla", "Placement", "Plan"]
@@ -210,8 +210,8 @@ class Plan:
                 needed, there = pack_memory_bytes(pack), by_name[name].memory_bytes
                 if needed > there:
                     raise PlanError(
-                        f"device {name!r} has {sized(there)} of memory; its pack ({', '.join(p.member for p in pack)}) "
-                        f"needs {sized(needed)}. Plan again with these profiles."
+                        f"device {name!r} has {format_bytes(there)} of memory; its pack ({', '.join(p.member for p in pack)}) "
+                        f"needs {format_bytes(needed)}. Plan again with these profiles."
                     )
 
     def to_json(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         """Return the plan that ``to_json`` wrote; raises PlanError for anything else."""
         try:
-            plan: Plan = conforming(value, cls, "it")
+            plan: Plan = convert(value, cls, "it")
         except ValueError as error:
             raise PlanError(f"{str(value)[:40]!r} is not a plan: {error}. Plan again.") from error
         return plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from argosy.disk.files import replacing
-from argosy.disk.json_values import conforming, parsed
+from argosy.disk.json_values import convert, parse_json
 from argosy.errors import PlanError
 
 __all__ = [
@@ -160,7 +160,7 @@ class Profile:
     def from_json(cls, value: Mapping[str, Any]) -> "Profile":
         """Return the profile that ``to_json`` wrote; raises PlanError for anything else."""
         try:
-            profile: Profile = conforming(value, cls, "it")
+            profile: Profile = convert(value, cls, "it")
         except ValueError as error:
             raise PlanError(f"{str(value)[:40]!r} is not a profile: {error}. Measure it again.") from error
         return profile
@@ -231,7 +231,7 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """Return the profiles of a file; raises PlanError where it holds none."""
     try:
-        found: Profiles = conforming(parsed(path.read_text()), Profiles, "it")
+        found: Profiles = convert(parse_json(path.read_text()), Profiles, "it")
         return found["profiles"]
     except (OSError, ValueError) as error:
         raise PlanError(

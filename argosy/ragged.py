@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_number, check_whole, shown
+from argosy.errors.checks import check_number, check_whole, describe_value
 from argosy.errors.spelling import known_keywords
 
 __all__ = ["Ragged", "check_ragged"]
 
 
 @known_keywords("argosy.Ragged")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ragged:
     """A tensor whose first dimension differs between samples, such as tokens ``[length]`` or boxes ``[length, 4]``.
@@ -37,7 +37,7 @@ class Ragged:
         check_number("Ragged.pad", self.pad)
         if self.mask is not None and not isinstance(self.mask, str):
             raise StudyError(
-                f"Ragged.mask is {shown(self.mask)}; it must be the name of an entry, for example 'attention_mask'."
+                f"Ragged.mask is {describe_value(self.mask)}; it must be the name of an entry, for example 'attention_mask'."
             )
 
 
@@ -73,6 +73,6 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
         yield ragged
     elif ragged is not None:
         raise StudyError(
-            f"Data.ragged contains {shown(ragged)}. Use argosy.Ragged(max_length) for tensors of varying length, "
+            f"Data.ragged contains {describe_value(ragged)}. Use argosy.Ragged(max_length) for tensors of varying length, "
             "or None."
         )

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from argosy.bindings import bound, called
+from argosy.bindings import bound_arguments, unwrap_partials
 
 __all__ = [
     "Outside",
     "PLAIN",
-    "enclosed_by",
+    "closure_variables",
     "instructions_of",
     "is_installed",
     "is_own",
     "is_own_module",
-    "read_of",
+    "readings_of",
     "setting_of",
 ]
 
@@ -64,8 +64,8 @@ class Outside(NamedTuple):
         >>> Outside.of(functools.partial(lambda given: dict(**given), {"width": 8})).settings
         {'given': ({'width': 8}, {'width': 8})}
         """
-        given = bound(factory) if isinstance(factory, functools.partial) else {}
-        read = _read_by(called(factory), given)
+        given = bound_arguments(factory) if isinstance(factory, functools.partial) else {}
+        read = _read_by(unwrap_partials(factory), given)
         return cls(
             {name: value for name, value in read.items() if isinstance(value, SCALARS)},
             {
@@ -77,7 +77,7 @@ class Outside(NamedTuple):
 
 
 def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a factory reads from outside variables and from these arguments, by `read_of`."""
+    """Return what a factory reads from outside variables and from these arguments, by `readings_of`."""
     function = getattr(function, "__func__", function)
     kind = function if isinstance(function, type) else type(function)
     functions = [*vars(kind).values()] if is_own(kind) else [function]
@@ -86,16 +86,16 @@ def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(one, types.FunctionType):
             continue
         instructions = instructions_of(one.__code__)
-        enclosed = enclosed_by(one)
+        enclosed = closure_variables(one)
         for name in _names_read(one.__code__):
-            found |= read_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
+            found |= readings_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
         for name in given.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
             if type(given[name]) not in PLAIN:
-                found |= read_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
+                found |= readings_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
     return found
 
 
-def enclosed_by(function: Any) -> dict[str, Any]:
+def closure_variables(function: Any) -> dict[str, Any]:
     """Return the variables of a Python function's closure by name, without empty cells; nothing for other callables."""
     cells, found = getattr(function, "__closure__", None) or (), {}
     for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
@@ -136,7 +136,7 @@ def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
     return found
 
 
-def read_of(
+def readings_of(
     instructions: Sequence[dis.Instruction], name: str, value: Any, holders: Holders, reads: Sequence[str] = READS
 ) -> dict[str, Any]:
     """Return what a function reads from a variable.

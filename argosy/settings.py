@@ -3,18 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, check_number, check_whole, shown
+from argosy.errors.checks import check_choice, check_number, check_whole, describe_value
 from argosy.errors.spelling import known_keywords
 
 __all__ = ["Settings", "Sharing"]
 
 Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "multi-broadcast"]
 
-MOST = {"nodes": 120, "loader_workers": 1023}
+LARGEST = {"nodes": 120, "loader_workers": 1023}
 """Largest values. A node's ring has two slots for each node, a gigabyte for 120; a heartbeat has slots for 1,023 loader workers."""
-LEAST = {
+SMALLEST = {
     "nodes": 1,
     "loader_workers": 0,
     "keep_bytes": 0,
@@ -35,7 +35,7 @@ def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
 
 
 @known_keywords("argosy.Settings")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Settings of a run. None of them changes a member's result beyond rounding, except `threads`. Each is a keyword and a command-line flag."""
@@ -135,11 +135,11 @@ class Settings:
             )
 
     def _check_numbers(self) -> None:
-        for name, least in LEAST.items():
+        for name, least in SMALLEST.items():
             value = getattr(self, name)
             if value is not None or name in ("nodes", "threads"):
                 check_whole(name, value, least=least)
-        for name, most in MOST.items():
+        for name, most in LARGEST.items():
             if (getattr(self, name) or 0) > most:
                 raise StudyError(f"{name} is {getattr(self, name)}; a run can have at most {most}. Reduce it.")
         check_number("checkpoint_seconds", self.checkpoint_seconds, least=0.0)
@@ -151,4 +151,6 @@ class Settings:
 
 def _check_command(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value.strip() or "\0" in value):
-        raise StudyError(f"{name} is {shown(value)}; it must be a shell command, for example {name}='./notify.sh'.")
+        raise StudyError(
+            f"{name} is {describe_value(value)}; it must be a shell command, for example {name}='./notify.sh'."
+        )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, check_number, check_whole, shown
-from argosy.errors.spelling import known_keywords, meant, near
+from argosy.errors.checks import check_choice, check_number, check_whole, describe_value
+from argosy.errors.spelling import close_matches, did_you_mean, known_keywords
 
 __all__ = [
     "EnsemblePlateau",
@@ -23,7 +23,7 @@ __all__ = [
     "Plateau",
     "Stop",
     "Target",
-    "better",
+    "is_better",
     "check_rule",
     "mode_of",
 ]
@@ -46,7 +46,7 @@ HIGHER_IS_BETTER = {
 }
 LARGEST_HOLDOUT = 0.9
 """Largest allowed value of `EnsemblePlateau.holdout`."""
-TURNED_ROUND = {"neg", "negative", "inverse"}
+NEGATIONS = {"neg", "negative", "inverse"}
 """Words that may reverse the direction, as in scikit-learn's neg_mean_squared_error; such names are ambiguous."""
 
 
@@ -134,7 +134,7 @@ class MaxSteps(Stop):
 
     def reason(self, history: History) -> str | None:
         """Return a reason once this many steps are done."""
-        return f"{self.steps} steps" if _so_far(history, "steps") >= self.steps else None
+        return f"{self.steps} steps" if _last_total(history, "steps") >= self.steps else None
 
 
 @known_keywords("argosy.MaxSamples")
@@ -150,7 +150,7 @@ class MaxSamples(Stop):
 
     def reason(self, history: History) -> str | None:
         """Return a reason once this many samples have been trained on."""
-        return f"{self.samples} samples" if _so_far(history, "samples") >= self.samples else None
+        return f"{self.samples} samples" if _last_total(history, "samples") >= self.samples else None
 
 
 @known_keywords("argosy.MaxSeconds")
@@ -223,7 +223,7 @@ class Plateau(Stop):
         if self.metric not in row:
             return so_far
         value = row[self.metric]
-        if best is None or better(value, best, mode_of(self.metric, self.mode), self.min_delta):
+        if best is None or is_better(value, best, mode_of(self.metric, self.mode), self.min_delta):
             return value, 0
         return best, since + 1
 
@@ -248,7 +248,7 @@ class Target(Stop):
         """Return a reason when the metric has reached the value."""
         found = next((row[self.metric] for row in reversed(history) if self.metric in row), None)
         _check_found(found is not None, history, self.metric)
-        if found is None or math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
+        if found is None or math.isnan(found) or is_better(self.value, found, mode_of(self.metric, self.mode)):
             return None
         return f"{self.metric} {found:.4g} reached {self.value:g}"
 
@@ -259,7 +259,7 @@ class Target(Stop):
 
 
 @known_keywords("argosy.EnsemblePlateau")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsemblePlateau:
     """Let the ensemble of all members decide when they stop; given as `Study.ensemble`.
@@ -351,7 +351,7 @@ class Both(Combined):
         return max(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
-def better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
+def is_better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
     """Return whether `value` improves on `than` by more than `by`; any number improves on NaN."""
     if math.isnan(than):
         return not math.isnan(value)
@@ -370,7 +370,7 @@ def check_rule(what: str, rule: Any) -> None:
             f"{what} is an EnsemblePlateau, which stops members by comparing all of them. Set it as Study(ensemble=...)."
         )
     if not isinstance(rule, Stop):
-        raise StudyError(f"{what} is {shown(rule)}; it must be a stopping rule, such as MaxEpochs(10).")
+        raise StudyError(f"{what} is {describe_value(rule)}; it must be a stopping rule, such as MaxEpochs(10).")
 
 
 def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
@@ -383,9 +383,11 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
         return mode
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
-    if lower == higher or words & TURNED_ROUND:
+    if lower == higher or words & NEGATIONS:
         tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
-        fixed = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
+        fixed = did_you_mean(
+            metric, [metric.lower().replace(word, one) for word in words - tell for one in close_matches(word, tell)]
+        )
         raise StudyError(
             f"{owner}: the name {metric!r} does not show whether lower or higher is better; set mode='min' or mode='max'"
             f"{fixed and f', or fix the name{fixed}'}."
@@ -398,7 +400,7 @@ def _epochs(history: History) -> float:
     return history[-1].get("epochs", len(history)) if history else 0.0
 
 
-def _so_far(history: History, what: str) -> float:
+def _last_total(history: History, what: str) -> float:
     """Return the number of steps or samples so far; 0 without such a column."""
     return history[-1].get(what, 0) if history else 0
 

@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from argosy.averages import SWA, Average, check_average
-from argosy.bindings import bound
-from argosy.described import described
+from argosy.bindings import bound_arguments
+from argosy.described import document_fields
 from argosy.errors import StudyError
 from argosy.errors.checks import (
     check_arrays,
-    check_built,
     check_callable,
     check_choice,
     check_classes,
     check_dataset,
     check_factory,
     check_indices,
+    check_instance,
     check_metric,
     check_name,
     check_number,
     check_same_classes,
     check_takes,
     check_whole,
-    shown,
+    describe_value,
 )
-from argosy.errors.spelling import known_keywords, listed, meant
+from argosy.errors.spelling import did_you_mean, format_names, known_keywords
 from argosy.ragged import check_ragged
 from argosy.readings import Outside
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 
-__all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "doubts_of"]
+__all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "sharing_warnings"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Columns of a history row other than a member's losses and metrics."""
@@ -75,7 +75,7 @@ def accuracy(output: Any, target: Any) -> Any:
     """Return 1 for each correct prediction and 0 for each wrong one: output ``[B, classes]``, target ``[B]`` of class indices -> ``[B]``.
 
     With further dimensions, ``[B, classes, …]`` and ``[B, …]``, return the share of correct predictions in each sample; targets that are
-    `IGNORED` do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
+    `IGNORED_SIGNALS` do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
     check_classes(output, target)
     largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
     right = ((said == target) & (largest == largest)).float()
@@ -85,7 +85,7 @@ def accuracy(output: Any, target: Any) -> Any:
 
 
 @known_keywords("argosy.Data")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """The dataset that all members of a study share. A sample is a pytree of tensors; each tensor has the same dtype in every sample and,
@@ -128,7 +128,7 @@ class Data:
             check_arrays(f"Data.{name}", getattr(self, name))
         if self.on_device is not None:
             check_callable("Data.on_device", self.on_device, "a function: batch -> batch")
-            check_built("Data.on_device", self.on_device)
+            check_instance("Data.on_device", self.on_device)
             check_takes("Data.on_device", self.on_device, 1, "a function: batch -> batch")
         if self.then is not None:
             check_callable("Data.then", self.then, "a function: sample -> sample")
@@ -144,7 +144,7 @@ class Data:
                     "Data.ragged is for samples of a Dataset, but Data has arrays, whose rows all have one shape. Pass train= and val=."
                 )
         if not isinstance(self.keep, bool):
-            raise StudyError(f"Data.keep is {shown(self.keep)}; it must be True or False.")
+            raise StudyError(f"Data.keep is {describe_value(self.keep)}; it must be True or False.")
         check_choice("Data.on_error", self.on_error, ("raise", "skip"))
 
     @property
@@ -178,7 +178,7 @@ class Repetition:
 
 
 @known_keywords("argosy.Member")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One network to train, with everything that is its own."""
@@ -273,7 +273,7 @@ class Member:
         for name in FACTORIES:
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
-                values = bound(factory).items()
+                values = bound_arguments(factory).items()
                 found.update({f"{name}.{k}": v for k, v in values if isinstance(v, bool | int | float | str)})
         return found
 
@@ -304,7 +304,7 @@ class Terms:
 
 
 @known_keywords("argosy.Study")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """Everything that a run is asked to train: the data, the members, and when they stop."""
@@ -331,7 +331,7 @@ class Study:
     def __post_init__(self) -> None:
         if not isinstance(self.data, Data):
             raise StudyError(
-                f"Study.data is {shown(self.data)}; it must be an argosy.Data, for example Data(train=dataset)."
+                f"Study.data is {describe_value(self.data)}; it must be an argosy.Data, for example Data(train=dataset)."
             )
         object.__setattr__(self, "members", _members(self.members))
         object.__setattr__(self, "objective", self.objective or ("val_loss" if self.data.has_val else "train_loss"))
@@ -339,7 +339,7 @@ class Study:
         twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
             raise StudyError(f"Study.members has duplicate names: {', '.join(twice)}. Give each member a unique name.")
-        if both := [name for name in _repeated(self.members) if name in self._by_name]:
+        if both := [name for name in _repeated_networks(self.members) if name in self._by_name]:
             raise StudyError(
                 f"Study.members has a member {both[0]!r} and members that repeat {both[0]!r}, so a report could not tell the two "
                 "apart. Rename one of them."
@@ -356,7 +356,7 @@ class Study:
 
     def _check_objective(self) -> None:
         if not isinstance(self.objective, str):
-            raise StudyError(f"Study.objective is {shown(self.objective)}; it must be the name of a metric.")
+            raise StudyError(f"Study.objective is {describe_value(self.objective)}; it must be the name of a metric.")
         if self.objective.startswith("val_") and not self.data.has_val:
             raise StudyError(
                 f"the objective {self.objective!r} needs validation data, but Data has none. "
@@ -370,13 +370,13 @@ class Study:
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
             raise StudyError(
-                f"member {member.name!r} does not report the objective {self.objective!r}{meant(self.objective, _of_its_split(self.objective, reported))}; "
+                f"member {member.name!r} does not report the objective {self.objective!r}{did_you_mean(self.objective, _same_split_names(self.objective, reported))}; "
                 f"it reports {', '.join(sorted(reported))}. Add it to the member's metrics."
             )
         if unknown := sorted(self.stop_of(member).watches - reported - OTHER_COLUMNS):
             raise StudyError(
                 f"member {member.name!r}: its stopping rule watches {unknown[0]!r}"
-                f"{meant(unknown[0], _of_its_split(unknown[0], reported | OTHER_COLUMNS))}, but it reports "
+                f"{did_you_mean(unknown[0], _same_split_names(unknown[0], reported | OTHER_COLUMNS))}, but it reports "
                 f"{', '.join(sorted(reported | OTHER_COLUMNS))}. Choose one of these, or add it to the member's metrics"
                 f"{'' if self.data.has_val else '; names with val_ need validation data'}."
             )
@@ -405,7 +405,7 @@ class Study:
     def _check_ensemble(self, rule: Any) -> None:
         if not isinstance(rule, EnsemblePlateau):
             raise StudyError(
-                f"Study.ensemble is {shown(rule)}; it must be an argosy.EnsemblePlateau, for example EnsemblePlateau(patience=5)."
+                f"Study.ensemble is {describe_value(rule)}; it must be an argosy.EnsemblePlateau, for example EnsemblePlateau(patience=5)."
             )
         if not self.data.has_val:
             raise StudyError(
@@ -418,7 +418,7 @@ class Study:
             )
         first = self.members[0]
         for member in self.members:
-            if _listed(member.val_subset) != _listed(first.val_subset):
+            if _as_index_list(member.val_subset) != _as_index_list(first.val_subset):
                 raise StudyError(
                     f"members {first.name!r} and {member.name!r} are validated on different samples, but Study.ensemble needs the same "
                     "for all. Give all members the same val_subset, or none."
@@ -447,7 +447,7 @@ class Study:
         """Return the member with this name; raises StudyError if there is none."""
         if name not in self._by_name:
             raise StudyError(
-                f"the study has no member {name!r}{meant(name, self.names)}; choose one of {listed(self.names)}."
+                f"the study has no member {name!r}{did_you_mean(name, self.names)}; choose one of {format_names(self.names)}."
             )
         return self._by_name[name]
 
@@ -492,7 +492,7 @@ def _check_outer_scalars(member: Member) -> None:
                 )
 
 
-def doubts_of(members: Sequence[Member]) -> list[str]:
+def sharing_warnings(members: Sequence[Member]) -> list[str]:
     """Return warnings for members that share one settings object which was modified between their creation: all of them read its latest state."""
     seen: dict[int, tuple[Member, Mapping[str, Any]]] = {}
     found = []
@@ -510,27 +510,27 @@ def doubts_of(members: Sequence[Member]) -> list[str]:
     return found
 
 
-def _listed(indices: Sequence[int] | None) -> list[int] | None:
+def _as_index_list(indices: Sequence[int] | None) -> list[int] | None:
     return None if indices is None else [*indices]
 
 
-def _repeated(members: Sequence[Member]) -> dict[str, None]:
+def _repeated_networks(members: Sequence[Member]) -> dict[str, None]:
     """Return the names of the networks that members repeat, in order."""
     return dict.fromkeys(member.repetition.of for member in members if member.repetition is not None)
 
 
-def _of_its_split(metric: str, known: Collection[str]) -> list[str]:
+def _same_split_names(metric: str, known: Collection[str]) -> list[str]:
     """Return the known metrics that a misspelled name may mean: a validation metric is not corrected to a training metric."""
     return [name for name in known if name.startswith("val_") or not metric.startswith("val_")]
 
 
 def _members(members: Any) -> tuple[Member, ...]:
     if isinstance(members, Member | Mapping | str) or not hasattr(members, "__iter__"):
-        raise StudyError(f"Study.members is {shown(members)}; it must be a list of members.")
+        raise StudyError(f"Study.members is {describe_value(members)}; it must be a list of members.")
     found = tuple(members)
     for number, member in enumerate(found):
         if not isinstance(member, Member):
-            raise StudyError(f"Study.members[{number}] is {shown(member)}; it must be an argosy.Member.")
+            raise StudyError(f"Study.members[{number}] is {describe_value(member)}; it must be an argosy.Member.")
     if not found:
         raise StudyError("Study.members is empty. Add at least one member.")
     return found
@@ -546,7 +546,9 @@ def _check_numbers(member: Member) -> None:
     if member.clip_grad_norm is not None:
         check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
     if not isinstance(member.drop_last, bool):
-        raise StudyError(f"member {member.name!r}: drop_last is {shown(member.drop_last)}; it must be True or False.")
+        raise StudyError(
+            f"member {member.name!r}: drop_last is {describe_value(member.drop_last)}; it must be True or False."
+        )
     check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16", "float16"))
     check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
 
@@ -561,7 +563,7 @@ def _check_functions(member: Member) -> None:
             continue
         check_callable(what, value, form)
         if name != "schedule":
-            check_built(what, value)
+            check_instance(what, value)
 
 
 def _check_steps(member: Member) -> None:
@@ -582,7 +584,7 @@ def _check_steps(member: Member) -> None:
     for name, without in MOVES_ITSELF.items():
         if getattr(member, name) != without:
             raise StudyError(
-                f"member {member.name!r}: {name} is {shown(getattr(member, name))}, but its step updates the weights itself. "
+                f"member {member.name!r}: {name} is {describe_value(getattr(member, name))}, but its step updates the weights itself. "
                 "Remove it, and do that in the step."
             )
 
@@ -601,7 +603,7 @@ def _check_metrics(member: Member) -> None:
     """Raise StudyError unless the metrics are valid and their names can be column names."""
     if not isinstance(member.metrics, Mapping):
         raise StudyError(
-            f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, for example {{'accuracy': accuracy}}."
+            f"member {member.name!r}: metrics is {describe_value(member.metrics)}; it must be a dict, for example {{'accuracy': accuracy}}."
         )
     for name, metric in member.metrics.items():
         check_metric(f"member {member.name!r}", name, metric)

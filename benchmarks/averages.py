@@ -17,7 +17,7 @@ from packing_sides import Side, Task, captured, captured_one_after_another, fuse
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import argosy
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.programs.solo import Solo
 
 DECAY = 0.999
@@ -47,10 +47,10 @@ def seconds(side: Side, made: Task, epoch: int) -> float:
     clock = time.process_time if made.device.startswith("cpu") else time.perf_counter
     side.prepare(epoch)
     block = made.block(epoch)
-    backend_of(made.device).synchronize()
+    open_backend(made.device).synchronize()
     began = clock()
     side.run(block)
-    backend_of(made.device).synchronize()
+    open_backend(made.device).synchronize()
     return clock() - began
 
 

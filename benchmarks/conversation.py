@@ -23,7 +23,7 @@ from measuring import arguments, finish, hardware, quartiles, target
 from small_sides import Ship, check_weights, lists_of, loop
 
 from argosy.protocol.events import Saved
-from argosy.running.directory.inbox import leave
+from argosy.running.directory.inbox import write_command
 from argosy.running.directory.journal import read_journal
 
 RUN = "conversation_run.py"
@@ -184,7 +184,7 @@ def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str
                 ship.end()
             time.sleep(0.1)
         for file in files:
-            leave(ship.directory, {"command": "add", "study": str(file)})
+            write_command(ship.directory, {"command": "add", "study": str(file)})
         found = ship.end()
         state = ship.state
         lists = {name: epochs for name, epochs in lists_of(state).items() if name in (*names[::10], *work.names[:5])}

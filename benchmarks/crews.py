@@ -19,7 +19,7 @@ import torch
 from measuring import arguments, finish, hardware, target
 from small_sides import Ship, check_weights, lists_of, loop, weights_of
 
-from argosy.running.directory.inbox import leave
+from argosy.running.directory.inbox import write_command
 
 RUN = "crews_run.py"
 DEVICES = ("cpu:0", "cpu:1")
@@ -90,7 +90,7 @@ def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str |
     (out / "run").mkdir(parents=True)
     names = [f"once-{epoch}" for epoch in range(1, epochs)]
     (out / "added.py").write_text(ADDED.format(names=names))
-    leave(out / "run", {"command": "add", "study": str(out / "added.py")})
+    write_command(out / "run", {"command": "add", "study": str(out / "added.py")})
     return Ship(RUN, told_of(script, epochs=epochs, samples=samples, cues=True, victim=victim), out)
 
 

@@ -22,7 +22,7 @@ from argosy.profiles import Profile
 from argosy.protocol.events import Event, MemberRested, MemberStarted
 from argosy.results.fold import RunState
 from argosy.running.control import additions
-from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import GO_ON, Fate, Verdict
 from argosy.running.directory.studyfile import StudyCopy
 from argosy.running.launch.launcher import Workers
@@ -116,9 +116,9 @@ class Trusted:
         """See `Rehearsal.start`."""
         return cls(copies.keys())
 
-    def results(self) -> dict[str, Rehearsed]:
+    def results(self) -> dict[str, RehearsalResult]:
         """See `Rehearsal.results`."""
-        return {file: Rehearsed() for file in self.files}
+        return {file: RehearsalResult() for file in self.files}
 
     def close(self) -> None:
         """See `Rehearsal.close`."""

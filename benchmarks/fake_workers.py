@@ -157,7 +157,7 @@ class FakeTrainer:
     assignment: int = -1
     kept: list[tuple[Place, int]] = field(default_factory=list)
     """Blocks that arrived while measuring, or whose assignment is not known yet."""
-    measuring: bool = False
+    is_measuring: bool = False
 
     @property
     def ready(self) -> bool:
@@ -168,11 +168,11 @@ class FakeTrainer:
         """Return the answers to a command of the driver."""
         match command:
             case Measure():
-                self.measuring |= command.assignment is not None
+                self.is_measuring |= command.assignment is not None
                 self.assignment = self.assignment if command.assignment is None else command.assignment
                 return [measured(name, command.groups) for name in command.members]
             case Assign():
-                self.measuring = False
+                self.is_measuring = False
                 left = self._leave(command.leave)
                 started = [begun for start in command.start if (begun := self._start(start)) is not None]
                 events = (*left, *started)
@@ -192,7 +192,7 @@ class FakeTrainer:
 
     def take(self, place: Place, assignment: int) -> list[Any]:
         """Return the reports on a block."""
-        if assignment > self.assignment or self.measuring:
+        if assignment > self.assignment or self.is_measuring:
             self.kept.append((place, assignment))
             return []
         return [self._trained(place)] if assignment == self.assignment and self.assigned else []

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data
 from argosy.protocol.feeder import Credit, Feed, Leg, Lend, Open
-from argosy.running.launch.blobs import data_to_descriptor, from_descriptor
+from argosy.running.launch.blobs import load_blob, write_data_blob
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter, InOrder
 from argosy.stream.blocks import Block
@@ -44,7 +44,7 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("fork")
     ours, theirs = Peer.pair()
-    data, _ = data_to_descriptor(Data(arrays=(x, y)))
+    data, _ = write_data_blob(Data(arrays=(x, y)))
     feeder = context.Process(target=run_feeder, args=(theirs, data))
     feeder.start()
     ours.send(Open())
@@ -101,7 +101,7 @@ def _rows(cutter: Cutter, block: Block) -> int:
 
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
-    opened = partial(from_descriptor, data)
+    opened = partial(load_blob, data)
     who: dict[str, Any] = {"name": "feeder-0", "heartbeat": Heartbeat.private()}
     cores = len(os.sched_getaffinity(0))
     feed(driver, opened, Settings(), **who, seed=0, per_epoch=1, cores=cores, keep_bytes=0)

@@ -69,9 +69,9 @@ from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import Backend, backend_of
-from argosy.training.device.recorders import recorder_of, records
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import Backend, open_backend
+from argosy.training.device.recorders import has_recorder, make_recorder
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.shard.ends import HOST
 from argosy.training.programs.solo import Solo
@@ -166,7 +166,7 @@ def a_kernel_that_asserts_ends_its_member_alone(site: Site) -> Outcome:
 
 def memory_is_what_torch_counts(site: Site) -> Outcome:
     """Compare the memory in members' profiles with the most that torch counts in a loop of their own."""
-    backend = backend_of(site.device)
+    backend = open_backend(site.device)
     if backend.memory_in_use() is None:
         return Outcome(holds=True, figures={"memory": f"not counted on {site.device}"})
     inputs, target = (t.to(backend.device) for t in demo.normalize(digits(512, 3)))
@@ -202,8 +202,8 @@ def _memory_in_use(backend: Backend) -> int:
 
 def steps_wait_for_nothing(site: Site) -> Outcome:
     """Step members of each kind alone and as packs, with torch raising an error if a step waits for the device."""
-    backend = backend_of(site.device)
-    if not site.real or not records(backend):
+    backend = open_backend(site.device)
+    if not site.real or not has_recorder(backend):
         # A CPU's operators read values themselves; tests/training/test_waits.py looks for waits on torch's meta device.
         return Outcome(holds=True, figures={"waits": f"torch reports none on {site.device}"})
     found = {}
@@ -212,7 +212,7 @@ def steps_wait_for_nothing(site: Site) -> Outcome:
             lives = [packs.live(packs.member(f"m{n}", **more), site.device) for n in range(count)]
             program = Fused.of(lives) if count > 1 else Solo(lives[0])
             try:
-                packs.step_through(recorder_of(backend).strict, program, holes=holes)
+                packs.step_through(make_recorder(backend).strict, program, holes=holes)
             except RuntimeError as error:
                 found[f"{count} x {kind}{', broken samples' if holes else ''}"] = str(error)
     return Outcome(holds=not found, figures={"waits": found})
@@ -233,7 +233,7 @@ def seconds_are_the_devices(site: Site) -> Outcome:
 
 def copies_pass_beside_steps(site: Site) -> Outcome:
     """Measure how much of the copies' time is hidden behind steps, from a ring that is pinned and from one that is not."""
-    backend = backend_of(site.device)
+    backend = open_backend(site.device)
     if not backend.apart:
         return Outcome(holds=True, figures={"copies": f"none on {site.device}"})
     figures = {
@@ -254,7 +254,7 @@ def _hidden(backend: Backend, pin: Any, *, small: bool) -> dict[str, float]:
             torch.mm(weights, weights)
 
     def through(each: int) -> None:
-        copies = Copies(backend)
+        copies = DeviceCopies(backend)
         for _ in range(blocks):
             copies.start(feeder.block(copies))
             steps(each)
@@ -297,7 +297,7 @@ class _Feeder:
         for slot in self.free:
             self.ring.slot(slot)[:] = 0
 
-    def block(self, copies: Copies) -> Block:
+    def block(self, copies: DeviceCopies) -> Block:
         """Return the next block as soon as a slot is free."""
         while not self.free:
             copies.release_done()
@@ -322,7 +322,7 @@ def split_is_alone(site: Site) -> Outcome:
         "one rank": ((1.0,), here, None),
         "two ranks of a device": ((0.3, 0.7), here, HOST),
     }
-    if len(backend_of(site.device).hardware(kind)) > 1:
+    if len(open_backend(site.device).hardware(kind)) > 1:
         ways["two devices"] = ((0.3, 0.7), f"{kind}:{{}}".format, None)
     (solo,) = trained([Placed(one)], site.folder, epochs=3, places=here)["m"]
     gaps = {}

@@ -23,7 +23,7 @@ from gpu_site import Outcome, Site, differences, exactly, members, study, togeth
 
 from argosy.errors import PlanError
 from argosy.running.watch.energy import NVML
-from argosy.training.device.devices import Accelerator, kind_of
+from argosy.training.device.devices import Accelerator, backend_class
 
 VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK", "late": "LATE_VISIBLE_DEVICES"}
 """The variable that says which cards a process sees, by kind."""
@@ -101,7 +101,7 @@ def _of_one_card(site: Site) -> dict[str, Any]:
     run, kind = "one seen", _kind(site)
     note, environment = site.folder / f"{run}.json", {}
     if kind in VARIABLES and not note.exists():
-        cards = os.environ.get(VARIABLES[kind], str(len(kind_of(kind).hardware(kind)) - 1))
+        cards = os.environ.get(VARIABLES[kind], str(len(backend_class(kind).hardware(kind)) - 1))
         environment = {VARIABLES[kind]: cards.split(",")[-1]}
     if not note.exists():
         note.write_text(json.dumps(_trained(site, run, environment)))
@@ -155,7 +155,7 @@ def main() -> None:
         refused = str(error)
     told = {
         "refused": refused,
-        "seen": 0 if refused else len(kind_of(kind).hardware(kind)),
+        "seen": 0 if refused else len(backend_class(kind).hardware(kind)),
         "used by the command": _used(kind),
         "without NVML": _cannot_be_opened(NVML),
     }

@@ -29,8 +29,8 @@ from torch.optim import SGD, Adam, AdamW
 
 import argosy
 from argosy.cli import demo
-from argosy.training.device.devices import backend_of
-from argosy.training.device.recorders import records
+from argosy.training.device.devices import open_backend
+from argosy.training.device.recorders import has_recorder
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 
@@ -147,7 +147,7 @@ def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
 
 def steps_of(side: Side, task: Task, epochs: Sequence[int]) -> float:
     """Return the wall seconds of all steps on these epochs; the device is idle before and after."""
-    backend, seconds = backend_of(task.device), 0.0
+    backend, seconds = open_backend(task.device), 0.0
     for epoch in epochs:
         block = task.block(epoch)
         assert block.sums  # computed once for all members of a device
@@ -177,7 +177,7 @@ def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]
 def captured_steps_are_plain_ones(site: Site) -> Outcome:
     """Compare fused programs, and captured ones of a pack and of each member, with plain steps of each member."""
     ways: dict[str, Callable[[Task], Side]] = {"fused": fused}
-    if records(backend_of(site.device)):
+    if has_recorder(open_backend(site.device)):
         ways |= {"fused, captured": captured, "captured": captured_one_after_another, "beside each other": Apart}
     names = ("MLP h64", "small CNN", "BN-ResNet", "transformer") if site.real else ("MLP h64", "BN-ResNet")
     gaps = {
@@ -197,7 +197,7 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
         "P1 fused": fused(task),
         "A chosen": Chosen(task),
     }
-    if records(backend_of(site.device)):
+    if has_recorder(open_backend(site.device)):
         sides |= {
             "captured one after another": captured_one_after_another(task),
             "P2 fused, captured": captured(task),
@@ -245,14 +245,14 @@ def the_ladder(site: Site) -> Outcome:
 
 def host_microseconds(site: Site) -> float:
     """Return the host's time for a tiny operator, with which ratios scale."""
-    one = torch.ones(1, device=backend_of(site.device).device)
+    one = torch.ones(1, device=open_backend(site.device).device)
     seconds = list[float]()
     for _ in range(5):
         began = time.perf_counter()
         for _ in range(1000):
             one.add_(1.0)
         seconds.append(time.perf_counter() - began)
-        backend_of(site.device).synchronize()
+        open_backend(site.device).synchronize()
     return round(min(seconds) * 1e3, 2)
 
 
@@ -260,7 +260,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
     """Run captured steps of four unlike networks one after another and each on its own stream; the section may hold without a gain."""
     models: list[Any] = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
     unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
-    if not records(backend_of(site.device)):
+    if not has_recorder(open_backend(site.device)):
         return Outcome(holds=True, figures={"streams": f"none on {site.device}"})
     distance = gap(unlike, 4, site.device, Apart)
     task = Task(unlike, 4, site.device, torch.float32)
@@ -278,7 +278,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
 
 def sums_are_made_on_the_device(site: Site) -> Outcome:
     """Let a group of one rank compute a sum, by NCCL if it is available, while steps run beside it."""
-    device = backend_of(site.device).device
+    device = open_backend(site.device).device
     on = sums_on(device)
     before = set(threading.enumerate())
     group = Group.form(str(site.folder / "rendezvous"), 0, 1, on=on)

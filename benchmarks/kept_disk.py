@@ -20,7 +20,7 @@ from argosy.stream.order import split_order
 from argosy.stream.preparation import Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import choose_block_size
-from argosy.stream.sources import Source, keep, open_sources
+from argosy.stream.sources import Source, open_kept_rows, open_sources
 
 LOADERS, SLOTS = 2, 6
 ALL_OF_IT = 2**40
@@ -66,7 +66,7 @@ def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]
             more = place is not None
             if place is not None:
                 preparation.start(place, order[place.start : place.start + place.rows], ())
-        at_once = preparation.hand_out()
+        at_once = preparation.dispatch()
         for key, _ in selector.select(timeout=0) if at_once else selector.select():
             preparation.receive(key.data)
         while preparation.filling and not preparation.filling[0].missing:
@@ -93,7 +93,7 @@ def main() -> None:
     cache = RowCache(options.rows) if data.keep else None
     sources = open_sources(data, seed=0, cache=cache)
     sample_bytes = sources["train"].layout.sample_bytes
-    keep(sources, options.samples * sample_bytes if options.how == "disk" else ALL_OF_IT)
+    open_kept_rows(sources, options.samples * sample_bytes if options.how == "disk" else ALL_OF_IT)
     before = read_bytes()
     seconds, gauge = deliver(sources, options.samples)
     result: dict[str, Any] = {

@@ -54,7 +54,7 @@ KINDS: dict[str, tuple[Any, tuple[int, ...], int]] = {
 @contextlib.contextmanager
 def timed(*, watched: bool, spent: list[float], own: list[float]) -> Iterator[None]:
     """Time steps and the watch's own part within the block; unless `watched`, every block is shared."""
-    through, shown, wrote = Stepping.through, InputWatch.shown, InputWatch.wrote
+    through, shown, wrote = Stepping.through, InputWatch.shown, InputWatch.restore_if_written
 
     def timed_through(self: Stepping, block: Block) -> bool:
         began = time.thread_time()
@@ -71,13 +71,13 @@ def timed(*, watched: bool, spent: list[float], own: list[float]) -> Iterator[No
     Stepping.through = timed_through  # type: ignore[method-assign]
     if watched:
         InputWatch.shown = lambda *given, **named: timed_own(shown, *given, **named)  # type: ignore[method-assign]
-        InputWatch.wrote = lambda *given: timed_own(wrote, *given)  # type: ignore[method-assign]
+        InputWatch.restore_if_written = lambda *given: timed_own(wrote, *given)  # type: ignore[method-assign]
     else:
         InputWatch.shown = lambda self, block, *, apart: block  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Stepping.through, InputWatch.shown, InputWatch.wrote = through, shown, wrote  # type: ignore[method-assign]
+        Stepping.through, InputWatch.shown, InputWatch.restore_if_written = through, shown, wrote  # type: ignore[method-assign]
 
 
 def seconds(kind: str, *, watched: bool) -> tuple[float, float]:

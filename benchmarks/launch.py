@@ -39,8 +39,8 @@ from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.control.driver import drive
 from argosy.running.directory.journal import Journal, Lock
-from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.discovery import node_of
+from argosy.running.launch.blobs import make_blobs
+from argosy.running.launch.discovery import make_node
 from argosy.running.launch.launcher import Job
 from argosy.running.launch.processes import ProcessWorkers
 from argosy.running.watch.view import Silent
@@ -127,7 +127,7 @@ class Count(Silent):
 def cluster_of(nodes: int, devices: int) -> Cluster:
     """Return a made-up cluster of `nodes` nodes with `devices` devices each."""
     slots = [Device(name=f"cpu:{slot}", node="local", kind="cpu", memory_bytes=MEMORY_BYTES) for slot in range(devices)]
-    return Cluster(nodes=tuple(node_of(f"node{number}", tuple(slots), devices) for number in range(nodes)))
+    return Cluster(nodes=tuple(make_node(f"node{number}", tuple(slots), devices) for number in range(nodes)))
 
 
 def drive_fakes(study: argosy.Study, cluster: Cluster, directory: Path, workers_of: Any, *, view: Any) -> Any:
@@ -152,7 +152,7 @@ def conversation(options: Any, figures: dict[str, Any], targets: list[dict[str, 
 
             def workers_of(job: Job) -> ProcessWorkers:
                 hosts: Any = Hosts([node.name for node in cluster.nodes], options.words)
-                return ProcessWorkers(hosts, blobs_of(job), directory=job.directory, lock=job.lock)
+                return ProcessWorkers(hosts, make_blobs(job), directory=job.directory, lock=job.lock)
 
             view = Count()
             drive_fakes(study, cluster, Path(folder), workers_of, view=view)

@@ -21,9 +21,9 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.training.choice.fusion_group import FusionGroup, Kind
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member.files import Files
-from argosy.training.member.live import LiveMember, build
+from argosy.training.member.live import LiveMember, build_member
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import graphed
@@ -58,7 +58,7 @@ class Task:
         generator = torch.Generator().manual_seed(0)
         self._arrays = torch.randn(rows, workload.inputs, generator=generator, dtype=dtype), torch.arange(rows) % 10
         self.device = device
-        self._backend = backend_of(device)
+        self._backend = open_backend(device)
         self.batch = workload.batch
         self.orders = Orders(0, {"train": rows})
         self.members = [
@@ -74,7 +74,7 @@ class Task:
     def lives(self) -> list[LiveMember]:
         """Return all members at their beginning."""
         return [
-            build(member, self._backend, study_seed=0, objective="train_loss", mode="min", exact=False)
+            build_member(member, self._backend, study_seed=0, objective="train_loss", mode="min", exact=False)
             for member in self.members
         ]
 
@@ -142,7 +142,7 @@ class Apart(Programs):
 
     def run(self, block: Block) -> None:
         """See `Side.run`."""
-        with graphed.together(self._programs):
+        with graphed.run_concurrently(self._programs):
             super().run(block)
 
 
@@ -209,7 +209,7 @@ class Chosen:
     def settled(self) -> bool:
         """Whether all programs are chosen."""
         return all(
-            instance.fusion_group is None or not instance.fusion_group.asks(self._count(instance.fusion_group))
+            instance.fusion_group is None or not instance.fusion_group.needs_choice(self._count(instance.fusion_group))
             for instance in self._instances
         )
 
@@ -235,7 +235,7 @@ class Chosen:
             if not instance.together:
                 raise
             instance.undo()
-            self._fusion.broke(instance, str(error), memory=False)
+            self._fusion.handle_error(instance, str(error), memory=False)
             return False
 
     def _assigned(self, live: LiveMember) -> AssignedMember:

@@ -18,9 +18,9 @@ import optuna
 from measuring import arguments, finish, target
 from search_quality import HELD_OUT, SPACE, Surrogate, drawn, opened, paired
 
-from argosy.tuning.in_full import InFull
+from argosy.tuning.in_full import FullBudget
 from argosy.tuning.sampling import Sampling, default_sampler
-from argosy.tuning.waves import groups, part, waves
+from argosy.tuning.waves import default_wave_size, groups, waves
 
 DIRECTIONS: tuple[Literal["maximize"], Literal["minimize"]] = ("maximize", "minimize")
 OPTUNA = "Optuna TPE"
@@ -57,8 +57,8 @@ def ours(
     def search(task: Surrogate, seed: int, trials: int) -> list[Reached]:
         sampling = Sampling(SPACE, modes=["max", "min"], seed=seed, sampler=sampler)
         found: list[Reached] = []
-        together = groups(InFull(most=1, trials=trials), order="together")
-        for wave in waves(together, most=at_once or part(trials)):
+        together = groups(FullBudget(most=1, trials=trials), order="together")
+        for wave in waves(together, most=at_once or default_wave_size(trials)):
             found += [reached(task, sampling.ask()[1]) for _ in wave]
             for number in wave:
                 sampling.end(number, "complete", found[number])

@@ -88,7 +88,7 @@ class Trials:
         self.reached += [0] * len(wave)
 
     def _end(self) -> None:
-        for trial in self.sampling.frozen():
+        for trial in self.sampling.frozen_trials():
             if not trial.state.is_finished():
                 reached = self.reached[trial.number]
                 over = reached == EPOCHS

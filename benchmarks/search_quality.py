@@ -195,7 +195,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
             ready = [trial for trial in told - at_work if machine.budget(trial) > reached[trial]]
             if ready:
                 trial = max(ready, key=lambda t: (machine.budget(t), -t))
-            elif machine.wanted(len(curves)) and settled(machine, parts, reached, len(curves)):
+            elif machine.wanted_trials(len(curves)) and settled(machine, parts, reached, len(curves)):
                 trial = len(curves)
                 curves.append(task.train(sampling.ask()[1]))
                 reached.append(0)

@@ -22,7 +22,7 @@ from argosy.tuning import sampling
 
 PARTS = {
     "sampler": (sampling.Sampling, ("ask", "report", "end", "frozen")),
-    "storage": (sampling.Copy, ("settle", "_write")),
+    "storage": (sampling.StorageMirror, ("settle", "_write")),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import read_journal
-from argosy.running.directory.study_json import found_study
+from argosy.running.directory.study_json import read_study
 
 
 def fingerprint(state: Any) -> str:
@@ -52,7 +52,7 @@ def results(directory: Path) -> dict[str, Any]:
     """Return, by member in the study's order, the bits of its final state, the metrics and digests of its sections, and how it ended."""
     assert audit(directory) == []
     members = RunState.of(read_journal(directory)).members
-    asked = (found_study(directory) or {"members": {}})["members"]
+    asked = (read_study(directory) or {"members": {}})["members"]
     names = [name for name in asked if name in members]
     return {name: _result(directory, members[name]) for name in dict.fromkeys([*names, *members])}
 

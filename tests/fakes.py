@@ -17,7 +17,7 @@ from argosy.profiles import Profile
 from argosy.protocol.events import Event, Proposed, Saved
 from argosy.protocol.feeder import Feed, Probe, Probed
 from argosy.protocol.trainer import Assign, Lost, Measure, Save, SectionReport
-from argosy.results.fold import OVER, RunState
+from argosy.results.fold import FINAL_STATUSES, RunState
 from argosy.running.control.driver import drive
 from argosy.running.control.verdicts import Newcomer
 from argosy.running.directory.journal import Journal, Lock
@@ -114,7 +114,7 @@ class Brings:
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """See `Bringer.bring`."""
-        if self.after and not (first := state.member(self.after)).sections and first.status not in OVER:
+        if self.after and not (first := state.member(self.after)).sections and first.status not in FINAL_STATUSES:
             return ()
         members, self.members = self.members, ()
         return [

@@ -15,7 +15,7 @@ from torch import Tensor
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.device.copies import Copies
+from argosy.training.device.copies import DeviceCopies
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
@@ -95,7 +95,7 @@ def _train(
     arrays, val = data or packs.samples()
     backend = next(iter(programs.values())).live.backend
     backend.activate()
-    copies = Copies(backend)
+    copies = DeviceCopies(backend)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for epoch in range(epochs):
         for program in programs.values():

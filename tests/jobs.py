@@ -7,7 +7,7 @@ from pathlib import Path
 import forked
 
 from argosy.cluster import Cluster
-from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agent import run_job_process
 from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.launcher import Job, Workers
@@ -40,7 +40,7 @@ class TwoNodes:
     def start_agent(self, settings: Settings) -> None:
         """Start the agent of the other node, forked from the test's process in its present state."""
         if self.agent is None:
-            self.agent = forked.fork(lambda: sys.exit(serve(place(1), _of_two(settings), self.folder)))
+            self.agent = forked.fork(lambda: sys.exit(run_job_process(place(1), _of_two(settings), self.folder)))
 
     def open(self, job: Job) -> Workers:
         """See `Launcher.open`."""

@@ -21,8 +21,8 @@ from argosy.protocol.trainer import Lost
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control import additions, ending
 from argosy.running.control.driver import Driver, drive
-from argosy.running.control.losses import Loss, Way
-from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.losses import Loss, RecoveryWay
+from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
@@ -153,9 +153,9 @@ class _Trusted:
         """See `Rehearsal.start`."""
         return cls(copies.keys())
 
-    def results(self) -> dict[str, Rehearsed]:
+    def results(self) -> dict[str, RehearsalResult]:
         """See `Rehearsal.results`."""
-        return {file: Rehearsed() for file in self.files}
+        return {file: RehearsalResult() for file in self.files}
 
     def close(self) -> None:
         """See `Rehearsal.close`."""
@@ -180,13 +180,13 @@ def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Driver], None]) -> None:
     """Call `act` at the end of each of the driver's rounds in which members train."""
-    before = Driver.go_on
+    before = Driver.advance
 
     def go_on(driver: Driver) -> None:
         before(driver)
         act(driver)
 
-    monkeypatch.setattr(Driver, "go_on", go_on)
+    monkeypatch.setattr(Driver, "advance", go_on)
 
 
 class Dead:
@@ -198,7 +198,7 @@ class Dead:
     def ignore(self, *what: Any) -> None:
         """Do nothing."""
 
-    obey = take = go_on = know = enlist = ignore
+    obey = take = go_on = set_splits = enlist = ignore
 
     def used(self, cpu_seconds: float) -> Used:
         """Return its usage, the one report that the driver asks for."""
@@ -213,7 +213,7 @@ def lose(driver: Driver, device: str) -> None:
     workers.said.append((device, Lost(detail="in a test")))
 
 
-def way_on(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Way]) -> None:
+def way_on(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], RecoveryWay]) -> None:
     """Let `choose` decide how members of lost trainers go on, whatever it costs."""
     monkeypatch.setattr(Loss, "cheapest", property(lambda loss: choose()))
 

@@ -17,9 +17,9 @@ from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
 from argosy.training.choice.admission import Admission, admit
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import backend_of
-from argosy.training.member.live import LiveMember, build
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import open_backend
+from argosy.training.member.live import LiveMember, build_member
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
@@ -147,7 +147,7 @@ UNWAITING: dict[str, dict[str, Any]] = {
 
 def live(member: Member, device: str = "cpu:0", *, exact: bool = True) -> LiveMember:
     """Build a member on a device, as it is before its first step."""
-    return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min", exact=exact)
+    return build_member(member, open_backend(device), study_seed=0, objective="val_loss", mode="min", exact=exact)
 
 
 def samples(
@@ -165,7 +165,7 @@ def samples(
 
 def there(block: Block, program: Program[Any]) -> Block:
     """Return a block on the device of the program's members."""
-    return Copies(program.members[0].backend).start(block)
+    return DeviceCopies(program.members[0].backend).start(block)
 
 
 def train(

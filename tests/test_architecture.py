@@ -206,8 +206,8 @@ def test_one_part_of_the_driver_writes_the_journal_and_gives_commands() -> None:
     assert users["carry_out.record"] == {"barriers", "driver", "ending", "leg_starts"}
     assert users["carry_out.send"] == {"clones", "driver", "measurements"}
     assert users["pool.feed"] == users["pool.define"] == {"carry_out"}
-    assert users["pool.rest"] | users["pool.probe"] == {"carry_out", "leg_starts"}
-    assert users["pool.attach"] | users["pool.allow"] == {"carry_out", "measurements"}
+    assert users["pool.stop_feeding"] | users["pool.probe"] == {"carry_out", "leg_starts"}
+    assert users["pool.attach"] | users["pool.give_credit"] == {"carry_out", "measurements"}
 
 
 def test_no_part_of_the_driver_imports_it() -> None:

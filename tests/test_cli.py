@@ -21,7 +21,7 @@ import torch
 from disks import fill_up
 
 from argosy.cli import app as cli
-from argosy.disk.files import sum_of
+from argosy.disk.files import sha256_of
 
 HEAD = """
 from functools import partial
@@ -535,9 +535,9 @@ class Trap:
 def test_a_tampered_checkpoint_is_refused_though_its_sum_was_tampered_with_as_well(folder: Path) -> None:
     argosy(folder, *INLINE, "--dir", "run", "--json")
     last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
-    before = sum_of(last)
+    before = sha256_of(last)
     torch.save({"model": Trap(folder / "trap")}, last)
-    journal.write_text(journal.read_text().replace(before, sum_of(last)))
+    journal.write_text(journal.read_text().replace(before, sha256_of(last)))
     (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
     said = argosy(folder, *INLINE, "--dir", "run", code=1).stdout
     assert "cannot be opened as plain data and is refused" in " ".join(said.split())
@@ -563,7 +563,7 @@ def test_a_command_that_may_not_write_says_so(
     def refuse(_: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "runs/.report.html.7")
 
-    monkeypatch.setattr("argosy.running.directory.loading.load", refuse)
+    monkeypatch.setattr("argosy.running.directory.loading.load_report", refuse)
     monkeypatch.setattr("sys.argv", ["argosy", "report", "runs", "--html"])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
@@ -679,9 +679,9 @@ def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder
 
 def report_of(folder: Path, name: str) -> dict:
     """Return a run's report as JSON, read in this process."""
-    from argosy.running.directory.loading import load
+    from argosy.running.directory.loading import load_report
 
-    return load(folder / name).to_json()
+    return load_report(folder / name).to_json()
 
 
 UNREADABLE = {

@@ -16,7 +16,7 @@ from argosy.cli.app import main
 from argosy.cli.runs import runs
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
-from argosy.running.directory.inbox import tell
+from argosy.running.directory.inbox import send_commands
 from argosy.running.directory.journal import Lock
 
 
@@ -165,7 +165,7 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
     with pytest.raises(
         RunError, match=r"was interrupted and has no driver\. Start it again before you send it a request"
     ):
-        tell(run, {"command": "stop", "member": "one"})
+        send_commands(run, {"command": "stop", "member": "one"})
     assert not (run / "commands").exists()
     with Lock(run / "run.lock"):
         assert argosy.load(run).status == "running"

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.data.tables import MARKS
+from argosy.data.tables import MISSING_MARKS
 from argosy.errors import StudyError
 
 
@@ -293,7 +293,7 @@ def test_a_mark_of_a_missing_value_is_one(mark: str, target: str, tmp_path: Path
 
 
 def test_marks_are_those_of_pandas() -> None:
-    assert set(STR_NA_VALUES) | {"?"} == MARKS | {""}
+    assert set(STR_NA_VALUES) | {"?"} == MISSING_MARKS | {""}
 
 
 @pytest.mark.parametrize("target", ["x", "y"])

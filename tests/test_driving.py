@@ -14,7 +14,7 @@ from schemas import errors
 
 from argosy.cli.schema import schema_of
 from argosy.running.watch import hooks
-from argosy.views.output import MOST_CHARACTERS, shortened
+from argosy.views.output import MOST_CHARACTERS, shorten_lists
 
 STUDY = """
 from functools import partial
@@ -130,17 +130,17 @@ def test_the_check_of_schemas_sees_what_is_not_described() -> None:
 
 def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
     value = {"best": {"interval": [0.1, 0.2]}, "members": [{"member": f"mlp-{n}", "x": "x" * 90} for n in range(500)]}
-    short = shortened(value)
+    short = shorten_lists(value)
     assert len(json.dumps(short)) <= MOST_CHARACTERS
     kept = short["members"]
     assert kept == value["members"][: len(kept)] and len(kept) + short["left_out"]["members"] == 500
     assert len(kept) > 20 and short["best"] == value["best"]
-    assert shortened({"rows": [1, 2]}) == {"rows": [1, 2]}
+    assert shorten_lists({"rows": [1, 2]}) == {"rows": [1, 2]}
 
 
 def test_a_table_is_shortened_by_whole_rows() -> None:
     table = {"columns": [f"column-{n}" for n in range(300)], "rows": [[*range(300)] for _ in range(20)]}
-    short = shortened(table, only="rows")
+    short = shorten_lists(table, only="rows")
     assert short["columns"] == table["columns"]
     kept = short["rows"]
     assert kept == table["rows"][: len(kept)] and short["left_out"] == {"rows": 20 - len(kept)}

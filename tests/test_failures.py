@@ -113,11 +113,11 @@ def test_a_cause_is_what_was_raised_and_the_users_own_line() -> None:
         '  File "/usr/lib/python3/site-packages/timm/layers.py", line 7, in forward',
         "    raise ValueError",
     ]
-    assert wording.cause("\n".join([*lines, "ValueError: bad\n  twice"])) == "ValueError: bad (/home/me/net.py:3)"
+    assert wording.cause_of("\n".join([*lines, "ValueError: bad\n  twice"])) == "ValueError: bad (/home/me/net.py:3)"
     again = [*lines, "KeyError: 'x'", "", "The above exception was the direct cause:", "", *lines[:3], "RuntimeError"]
-    assert wording.cause("\n".join(again)) == "RuntimeError (/home/me/net.py:3)"
-    assert wording.cause("\n".join([lines[0], *lines[4:], "ValueError: bad"])).endswith("timm/layers.py:7)")
-    assert wording.cause("StudyError: member 'x': its model factory returned None.") == (
+    assert wording.cause_of("\n".join(again)) == "RuntimeError (/home/me/net.py:3)"
+    assert wording.cause_of("\n".join([lines[0], *lines[4:], "ValueError: bad"])).endswith("timm/layers.py:7)")
+    assert wording.cause_of("StudyError: member 'x': its model factory returned None.") == (
         "StudyError: member 'x': its model factory returned None."
     )
 

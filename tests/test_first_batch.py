@@ -419,7 +419,7 @@ SHOWN: list[tuple[bool, int]] = []
 
 
 class Counting(nn.Module):
-    """A network that records its calls in `SHOWN` and counts samples in a buffer."""
+    """A network that records its calls in `ROWS_SHOWN` and counts samples in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ from argosy.protocol.events import (
     WorkerLost,
 )
 from argosy.results.fold import FILES_KEPT, RunState
-from argosy.running.control.clone import newest_file
+from argosy.running.control.clone import newest_checkpoint
 
 SECTIONS = 3
 
@@ -162,7 +162,7 @@ def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
     for event in (file, rescued, MemberEnded(member="m", status="failed", reason="")):
         state.apply(event)
     assert state.member("m").saved == [file.checkpoint, rescued.checkpoint]
-    assert newest_file(state.member("m")) == file.checkpoint
+    assert newest_checkpoint(state.member("m")) == file.checkpoint
     state.apply(Retried(members=("m",)))
     assert state.member("m").saved == [file.checkpoint]
     assert state.member("m").status == "waiting"
@@ -180,7 +180,7 @@ def test_members_are_suspects_until_they_end_the_section_in_which_their_device_w
     for event in (started(0, 1, 5), lost(), ended(0, 1, best=True, mark=0.5)):
         state.apply(event)
         assert state.suspects == {"m": (0, 1), "n": (-1, -1)}
-    there = state.copied()
+    there = state.deep_copy()
     state.apply(ended(0, 2, best=True, mark=0.4))
     assert state.suspects == {"n": (-1, -1)}
     there.apply(lost("n"))

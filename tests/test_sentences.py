@@ -19,7 +19,7 @@ from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.views.html.predictions import predictions
-from argosy.views.html.report import values_of
+from argosy.views.html.report import page_values
 from argosy.views.html.savings import savings
 from argosy.views.notices import Notices
 from argosy.views.tables import report_table, search_table
@@ -332,7 +332,7 @@ def test_a_notice_is_told_of_what_it_is_about(words: str, right: Any, wrong: Any
 
 @pytest.mark.tampers
 def test_the_page_of_a_run_repeats_what_the_terminal_says(made: Report) -> None:
-    card = values_of(made, timeline(made.directory))["cards"][0]
+    card = page_values(made, timeline(made.directory))["cards"][0]
     first, *others = made.ending().best
     assert f"Best: {card['name']}" == first
     assert [f"{label}: {text}" for label, text in card["pairs"]] == others

@@ -18,7 +18,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import ArgosyError, StudyError, spelling
-from argosy.planning import policy_called
+from argosy.planning import policy_by_name
 from argosy.settings import Settings
 from argosy.tuning.report import SearchReport
 
@@ -138,7 +138,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "'tensorbord' (did you mean 'tensorboard'?)",
     ),
     "scheduler of tune": (tune, {"scheduler": "hyper"}, "'hyper' (did you mean 'hyperband'?)"),
-    "policy": (policy_called, {"name": "balance"}, "unknown policy 'balance' (did you mean 'balanced'?); choose"),
+    "policy": (policy_by_name, {"name": "balance"}, "unknown policy 'balance' (did you mean 'balanced'?); choose"),
     "objective": (
         study,
         {"data": argosy.Data(arrays=ARRAYS, val_arrays=ARRAYS), "objective": "val_acc", "mode": "max"}

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 import argosy
 from argosy.errors import StudyError
 from argosy.running.directory.studyfile import load_study
-from argosy.study import doubts_of
+from argosy.study import sharing_warnings
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
@@ -437,7 +437,7 @@ def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_o
         argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
     settings["name"] = "c"  # no other member below has this object
     own = [argosy.Member(name, model=partial(of_dict, {**settings, "name": name}), **fields) for name in "de"]
-    assert not doubts_of([made[1], *own])
+    assert not sharing_warnings([made[1], *own])
 
 
 def of_dict(settings: dict[str, Any]) -> nn.Module:

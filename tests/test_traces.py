@@ -16,8 +16,8 @@ from torch import nn
 
 import argosy
 from argosy.errors import ArgosyError, MemberError
-from argosy.errors.traces import know_sources, sources, trace_of
-from argosy.running.launch.blobs import from_descriptor, to_descriptor
+from argosy.errors.traces import known_sources, register_sources, trace_of
+from argosy.running.launch.blobs import load_blob, write_blob
 
 STUDY = """
 import os
@@ -90,10 +90,10 @@ def test_frames_of_ours_are_left_out_of_every_link() -> None:
 def test_a_cell_that_is_no_file_is_known_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     cell, text = "<cell 7 of a notebook>", "def broken():\n    raise KeyError('in a cell')  # the cell's line\n"
     monkeypatch.setattr(linecache, "cache", {cell: (len(text), None, text.splitlines(True), cell)})
-    told = sources()
+    told = known_sources()
     assert told[cell] == text
     monkeypatch.setattr(linecache, "cache", {})
-    know_sources(told)
+    register_sources(told)
     space: dict[str, Any] = {}
     exec(compile(text, cell, "exec"), space)
     with pytest.raises(KeyError) as caught:
@@ -104,7 +104,7 @@ def test_a_cell_that_is_no_file_is_known_elsewhere(monkeypatch: pytest.MonkeyPat
 def test_files_may_be_read_by_another_thread_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linecache, "cache", {"<a cell>": (4, None, ["x()\n"], "<a cell>")})
     monkeypatch.setattr(Path, "exists", lambda path: linecache.cache.setdefault(f"{path} 2", (0, None, [], "")) is None)
-    assert sources()["<a cell>"] == "x()\n"
+    assert known_sources()["<a cell>"] == "x()\n"
 
 
 def test_a_factory_of_data_shows_its_own_line(tmp_path: Path) -> None:
@@ -170,12 +170,12 @@ def test_code_of_every_form_keeps_its_file_and_lines(file: str, monkeypatch: pyt
     The forms are nested functions, lambdas, methods, properties, decorators and generators.
     """
     monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
-    know_sources({file: FORMS})
+    register_sources({file: FORMS})
     script = ModuleType("a_script")  # no module of that name can be imported
     exec(compile(FORMS, file, "exec"), script.__dict__)
-    descriptor = to_descriptor(script.FORMS, "functions")
+    descriptor = write_blob(script.FORMS, "functions")
     try:
-        arrived = from_descriptor(descriptor)
+        arrived = load_blob(descriptor)
     finally:
         os.close(descriptor)
     lines = FORMS.splitlines()

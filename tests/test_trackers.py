@@ -20,7 +20,7 @@ from torch import Tensor
 
 import argosy
 from argosy.errors import RunError
-from argosy.tracking import named
+from argosy.tracking import make_trackers
 from argosy.views import trackers
 from argosy.views.trackers import TrackerFeed
 
@@ -180,7 +180,7 @@ def test_a_member_that_was_paused_before_its_first_section_is_reported_when_it_f
     for status in ("paused", "failed"):
         first.tell("end", status, status)
     assert first.end(time.monotonic() + 60, 60) == ""
-    assert second._told_before() == {"one": 1.0, "failed": 0.0}
+    assert second._logged_before() == {"one": 1.0, "failed": 0.0}
 
 
 def test_a_run_with_nothing_to_train_waits_for_a_tracker_as_long_as_its_calls_return(
@@ -207,11 +207,11 @@ def test_libraries_are_imported_before_the_run_begins() -> None:
 def test_a_tracker_with_too_much_before_it_is_told_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "ROOM", 2)
+    monkeypatch.setattr(trackers, "QUEUE_SIZE", 2)
     feed = TrackerFeed("slow", Blocking(), tmp_path)
     for number in range(4):
         feed.tell("end", f"m{number}", "done")
-    monkeypatch.setattr(trackers, "ROOM", 100)
+    monkeypatch.setattr(trackers, "QUEUE_SIZE", 100)
     feed.tell("end", "late", "done")
     assert feed._calls.qsize() == 2
 
@@ -306,7 +306,7 @@ def test_trackio_has_a_run_for_each_member_over_a_resume(
         (row,) = [row for name, row in evidence.results(tmp_path / "x").items() if run.startswith(name)]
         wanted = [(steps, metrics["val_loss"]) for _, _, metrics, _, _, steps, _ in row["epochs"]]
         assert [(step, json.loads(text)["val_loss"]) for name, step, text in lines if name == run] == wanted
-    tracker = named(["trackio"])["trackio"]
+    tracker = make_trackers(["trackio"])["trackio"]
     capsys.readouterr()
     for member in ("one", "two"):
         tracker.begin(member, {})

@@ -6,9 +6,16 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.disk.json_values import finite
+from argosy.disk.json_values import without_infinities
 from argosy.errors import wording
-from argosy.errors.wording import differing, html_table, last_line, shortened, spelled, text_table
+from argosy.errors.wording import (
+    differing_parameters,
+    format_parameters,
+    html_table,
+    last_line,
+    shorten_names,
+    text_table,
+)
 
 
 def test_the_examples_hold() -> None:
@@ -19,21 +26,21 @@ def test_the_examples_hold() -> None:
 def test_members_are_told_by_what_differs() -> None:
     fleet = [studies.member("a", hidden=8, lr=0.1), studies.member("b", hidden=16, lr=0.1)]
     parameters = {member.name: member.hyperparameters for member in fleet}
-    names = differing(parameters)
+    names = differing_parameters(parameters)
     assert names == ("model.hidden",)
-    assert [spelled(found, names) for found in parameters.values()] == ["hidden=8", "hidden=16"]
+    assert [format_parameters(found, names) for found in parameters.values()] == ["hidden=8", "hidden=16"]
     # Names with the same last part are shown in full.
     both = {"model.lr": 1, "optimizer.lr": 0.123456}
-    assert spelled(both, tuple(both)) == "model.lr=1 optimizer.lr=0.1235"
+    assert format_parameters(both, tuple(both)) == "model.lr=1 optimizer.lr=0.1235"
 
 
 def test_names_are_cut_where_they_are_alike() -> None:
     names = [f"network-lr=0.1-hidden={hidden}" for hidden in (8, 16, 128)]
-    assert list(shortened(names, 12).values()) == ["…hidden=8", "…hidden=16", "…hidden=128"]
-    assert list(shortened(names, 6).values()) == ["…8", "…16", "…128"]
-    assert list(shortened(["short", "other"], 12).values()) == ["short", "other"]
+    assert list(shorten_names(names, 12).values()) == ["…hidden=8", "…hidden=16", "…hidden=128"]
+    assert list(shorten_names(names, 6).values()) == ["…8", "…16", "…128"]
+    assert list(shorten_names(["short", "other"], 12).values()) == ["short", "other"]
     long = ["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihgfedcba"]
-    assert {len(name) for name in shortened(long, 12).values()} == {12}
+    assert {len(name) for name in shorten_names(long, 12).values()} == {12}
 
 
 def test_members_of_a_grid_have_labels_of_their_own() -> None:
@@ -43,17 +50,17 @@ def test_members_of_a_grid_have_labels_of_their_own() -> None:
         for hidden in (16, 256)
         for size in (32, 64)
     ]
-    assert list(shortened(grid, 24).values())[:3] == ["…0.1-16-32", "…0.1-16-64", "…0.1-256-32"]
-    assert len({*shortened(grid, 12).values()}) == len({*shortened(grid, 8).values()}) == len(grid)
+    assert list(shorten_names(grid, 24).values())[:3] == ["…0.1-16-32", "…0.1-16-64", "…0.1-256-32"]
+    assert len({*shorten_names(grid, 12).values()}) == len({*shorten_names(grid, 8).values()}) == len(grid)
 
 
 @given(st.lists(st.text("ab1-=. ", max_size=40), unique=True), st.integers(12, 40))
 def test_labels_fit_and_are_unlike_in_whatever_order_members_come(names: list[str], width: int) -> None:
-    labels = shortened(names, width)
+    labels = shorten_names(names, width)
     assert [*labels] == names
     assert len({*labels.values()}) == len(names)
     assert all(len(label) <= width for label in labels.values())
-    assert shortened(names[::-1], width) == labels
+    assert shorten_names(names[::-1], width) == labels
 
 
 def test_of_a_traceback_the_last_line_is_told() -> None:
@@ -72,7 +79,7 @@ def test_a_table_is_escaped() -> None:
 
 
 def test_json_has_no_nan() -> None:
-    assert finite({"a": [float("nan"), 1.0], "b": (float("inf"), "x"), "c": 3}) == {
+    assert without_infinities({"a": [float("nan"), 1.0], "b": (float("inf"), "x"), "c": 3}) == {
         "a": [None, 1.0],
         "b": [None, "x"],
         "c": 3,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from argosy.api import train
 from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
-from argosy.errors.checks import check_arrays, check_unmasked, shown
+from argosy.errors.checks import check_arrays, check_unmasked, describe_value
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
 from argosy.errors.spelling import known_keywords, known_names
 from argosy.results.failures import raise_interrupts
@@ -80,11 +80,11 @@ class Fitted:
             return
         unseen, missing = [name for name in here if name not in there], [name for name in there if name not in here]
         differences = [
-            f"{what} {_listed(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
-        ] or [f"in a different order, {_listed(here)}"]
+            f"{what} {_format_names(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
+        ] or [f"in a different order, {_format_names(here)}"]
         raise StudyError(
             f"X has different columns from the X of argosy.fit: {'; '.join(differences)}. Pass the same columns in "
-            f"the same order, X[fitted.feature_names_in_]: {_listed(there)}."
+            f"the same order, X[fitted.feature_names_in_]: {_format_names(there)}."
         )
 
 
@@ -113,21 +113,25 @@ def fit(
     classes, wanted = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
     check_arrays("argosy.fit: (X, y)", (inputs, wanted))
     arrays = (_tensor(inputs), _tensor(wanted))
-    held_out = _held_out(len(target), validation, seed)
+    held_out = _draw_held_out(len(target), validation, seed)
     study = Study(
-        data=Data(arrays=_rows(arrays, ~held_out), val_arrays=_rows(arrays, held_out) if held_out.any() else None),
+        data=Data(
+            arrays=_take_rows(arrays, ~held_out), val_arrays=_take_rows(arrays, held_out) if held_out.any() else None
+        ),
         members=[members] if isinstance(members, Member) else members,
         stop=stop or MaxEpochs(10),
         seed=seed,
     )
     settings = {"quiet": True, **settings}
     if directory is not None:
-        return _fitted(train(study, directory=directory, **settings), classes, names, arrays[0])
+        return _make_fitted(train(study, directory=directory, **settings), classes, names, arrays[0])
     with scratch("fit") as folder:
-        return _fitted(train(study, directory=folder, **settings), classes, names, arrays[0])
+        return _make_fitted(train(study, directory=folder, **settings), classes, names, arrays[0])
 
 
-def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, inputs: Tensor) -> Fitted:
+def _make_fitted(
+    report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, inputs: Tensor
+) -> Fitted:
     raise_interrupts(report)
     failed = next((row for row in report.rows if row.reason), None)
     if failed is not None and not any(row.metrics for row in report.rows):
@@ -169,7 +173,7 @@ def _targets(y: Any) -> npt.NDArray[Any]:
     return labels_of("argosy.fit: y", y)
 
 
-def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
+def _draw_held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     if not 0 <= share < 1:
         raise StudyError(
             f"argosy.fit: validation is {share}; it must be a fraction of the samples, at least 0 and less than 1."
@@ -179,7 +183,7 @@ def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
+def _take_rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
     return tuple(array[torch.from_numpy(chosen)] for array in arrays)
 
 
@@ -193,7 +197,7 @@ def _names(X: Any) -> npt.NDArray[Any] | None:
     return found
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _format_names(names: Iterable[Any]) -> str:
     found = list(map(repr, names))
     return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
 
@@ -207,7 +211,7 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if not array.ndim:
         raise StudyError(
-            f"argosy.fit: X is {shown(values)}; it must be an array or a table of numbers. For a sparse matrix, pass "
+            f"argosy.fit: X is {describe_value(values)}; it must be an array or a table of numbers. For a sparse matrix, pass "
             "X.toarray()."
         )
     if array.dtype.kind in "biuf":

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from argosy.errors import StudyError
 from argosy.training.member.outlook import TrainingOutlook
 
-__all__ = ["Asked"]
+__all__ = ["TrainerAttributes"]
 
 ADVICE = {
     "datamodule": "samples come from argosy.Data; pass the module the values that it needs in its factory",
@@ -29,11 +29,11 @@ ADVICE = {
 OTHERWISE = "remove it, or pass the value to the module in its factory"
 
 
-class NotHere(StudyError, AttributeError):  # noqa: N818
+class Unavailable(StudyError, AttributeError):  # noqa: N818
     """A question without an answer; `hasattr` returns False."""
 
 
-class Asked:
+class TrainerAttributes:
     """The public attributes and methods of Lightning's Trainer, and of its strategy, that have an answer."""
 
     validating = sanity_checking = testing = predicting = fast_dev_run = barebones = False
@@ -68,7 +68,7 @@ class Asked:
         """Refuse a name without an answer; Python calls this only for missing attributes."""
         if name.startswith("_"):
             raise AttributeError(name)  # Python's own protocols probe these
-        raise _not_here(name)
+        raise _unavailable(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to let a module set what has no effect on its training."""
@@ -172,6 +172,6 @@ class Asked:
         print(*words, **how)
 
 
-def _not_here(name: str) -> NotHere:
+def _unavailable(name: str) -> Unavailable:
     advice = ADVICE.get(name, OTHERWISE)
-    return NotHere(f"the module reads self.trainer.{name}, which does not exist in an Argosy run; {advice}.")
+    return Unavailable(f"the module reads self.trainer.{name}, which does not exist in an Argosy run; {advice}.")

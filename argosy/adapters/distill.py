@@ -20,7 +20,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import few_inputs
 from argosy.ensembling.preparing import Prepared
 from argosy.errors import StudyError
-from argosy.errors.checks import check_number, is_map_style, shown
+from argosy.errors.checks import check_number, describe_value, is_map_style
 from argosy.errors.spelling import known_keywords
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
@@ -28,7 +28,7 @@ from argosy.stopping import Stop
 from argosy.stream.copied import copy_of
 from argosy.stream.trees import described, flatten, map_leaves
 from argosy.study import IGNORED, Data, Member, Study
-from argosy.training.member.answers import kind_of
+from argosy.training.member.answers import answer_kind
 from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["distill"]
@@ -66,14 +66,14 @@ def distill(
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
     study: Study = report.networks().known_study()
-    if isinstance(study.data.train, Taught):
+    if isinstance(study.data.train, SamplesWithAnswers):
         raise StudyError(
             "distill: the report is of students, whose samples already have a teacher's answers. Pass the report of "
             "the teachers' run and a student as teacher=, for example argosy.distill(teachers, into=member, "
             "teacher=students.best())."
         )
     members = [into] if isinstance(into, Member) else [*into]
-    kinds = {kind_of(member) for member in members}
+    kinds = {answer_kind(member) for member in members}
     if len(kinds) != 1 or None in kinds:
         raise StudyError(
             "distill: students must all learn classes, with cross-entropy, or all learn numbers, with a loss such as "
@@ -93,19 +93,24 @@ def distill(
             f"distill: the teacher is an ensemble with combine={teacher.combine!r}, but {members[0].name!r} learns "
             f"{learn}. Pass a teacher that answers the same question."
         )
-    answers = _learnable(answers, teacher)
+    answers = _as_student_targets(answers, teacher)
     wrong = int((~answers.isfinite()).flatten(1).any(dim=1).sum())
     if wrong:
         raise StudyError(
             f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Remove "
             "samples that raise from the data, and diverged members from the ensemble."
         )
-    loss = partial(_student_loss, taught=_classes if of_classes else _numbers, temperature=temperature, weight=weight)
+    loss = partial(
+        _student_loss,
+        taught=_class_divergence if of_classes else _squared_distance,
+        temperature=temperature,
+        weight=weight,
+    )
     if mix:
         _check_mixable(few_inputs(study, prepared=True))
     beside = _alone(teacher) if mix else None
     students = [_student(member, loss, beside) for member in members]
-    return replace(study, data=_taught(data, answers), members=students, stop=stop or study.stop, ensemble=None)
+    return replace(study, data=_with_answers(data, answers), members=students, stop=stop or study.stop, ensemble=None)
 
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:
@@ -122,17 +127,17 @@ def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
     """Return the member with this loss around its own; with a teacher, trained on mixed inputs, on which the teacher is evaluated."""
     own: Callable[[Any, Any], Any] = member.loss or cross_entropy
-    augment = None if member.augment is None else partial(_beside, member.augment)
+    augment = None if member.augment is None else partial(_apply_beside_answer, member.augment)
     if teacher is not None:
-        own, augment = partial(_of_both, own=own), partial(_mixed, teacher=teacher, first=augment)
-    metrics = {name: _of_targets(metric) for name, metric in member.metrics.items()}
+        own, augment = partial(_mixed_loss, own=own), partial(_mix_batch, teacher=teacher, first=augment)
+    metrics = {name: _metric_of_targets(metric) for name, metric in member.metrics.items()}
     return replace(member, loss=partial(loss, own=own), metrics=metrics, augment=augment)
 
 
 # ---- data
 
 
-class Taught(Dataset[Any]):
+class SamplesWithAnswers(Dataset[Any]):
     """Samples ``(input, (target, answer))``; the answer is NaN without a teacher, as in validation."""
 
     def __init__(self, dataset: Any, answers: Tensor, *, known: bool) -> None:
@@ -154,16 +159,16 @@ class Taught(Dataset[Any]):
         return sample[0], (sample[1], answer)
 
 
-def _taught(data: Data, answers: Tensor) -> Data:
+def _with_answers(data: Data, answers: Tensor) -> Data:
     train, val = _dataset(data.train, data.arrays), _dataset(data.val, data.val_arrays)
     return replace(
         data,
         arrays=None,
         val_arrays=None,
-        train=Taught(train, answers, known=True),
-        val=None if val is None else Taught(val, answers, known=False),
-        then=None if data.then is None else partial(_beside, data.then),
-        on_device=None if data.on_device is None else partial(_beside, data.on_device),
+        train=SamplesWithAnswers(train, answers, known=True),
+        val=None if val is None else SamplesWithAnswers(val, answers, known=False),
+        then=None if data.then is None else partial(_apply_beside_answer, data.then),
+        on_device=None if data.on_device is None else partial(_apply_beside_answer, data.on_device),
     )
 
 
@@ -173,24 +178,24 @@ def _dataset(dataset: Any, arrays: Sequence[Any] | None) -> Any:
     made = dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
     if made is not None and not is_map_style(made):
         raise StudyError(
-            f"distill: the run's data is {shown(made)}, whose samples have no index under which answers could be "
+            f"distill: the run's data is {describe_value(made)}, whose samples have no index under which answers could be "
             "stored. Train the run on a map-style Dataset, with __len__ and __getitem__."
         )
     return made
 
 
 def _form(sample: Any) -> str:
-    return f"{len(sample)} values" if isinstance(sample, tuple | list) else shown(sample)
+    return f"{len(sample)} values" if isinstance(sample, tuple | list) else describe_value(sample)
 
 
-def _beside(work: Callable[[Any], Any], sample: Any) -> Any:
+def _apply_beside_answer(work: Callable[[Any], Any], sample: Any) -> Any:
     """Apply work on ``(input, target)`` beside an answer."""
     inputs, (target, answer) = sample
     inputs, target = work((inputs, target))
     return inputs, (target, answer)
 
 
-def _learnable(answers: Tensor, teacher: nn.Module) -> Tensor:
+def _as_student_targets(answers: Tensor, teacher: nn.Module) -> Tensor:
     """Return the teacher's outputs in the form that students learn: numbers or logits; probabilities of an ensemble become logits."""
     if not isinstance(teacher, Ensemble) or teacher.combine == "mean":
         return answers
@@ -219,18 +224,18 @@ def _alone(teacher: nn.Module) -> nn.Module:
     return found.eval().requires_grad_(False)
 
 
-def _mixed(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None) -> Any:
+def _mix_batch(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None) -> Any:
     """Mix the inputs of a batch in pairs; the target becomes both targets and the coefficient, and the answer the teacher's output."""
     inputs, (target, _) = batch if first is None else first(batch)
     share = torch.rand(1, device=target.device)
     order = torch.randperm(len(target), device=target.device)
     mixed = map_leaves(lambda leaf: torch.lerp(leaf[order], leaf, share.to(leaf.dtype)), inputs)
     with torch.no_grad():
-        answer = _learnable(answered(teacher.to(target.device), mixed), teacher)
+        answer = _as_student_targets(answered(teacher.to(target.device), mixed), teacher)
     return mixed, ((target, target[order], share.expand(len(target))), answer)
 
 
-def _of_both(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor]) -> Tensor:
+def _mixed_loss(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor]) -> Tensor:
     """Return a member's own loss; for mixed inputs, the weighted mean over both targets."""
     if isinstance(target, Tensor):
         return own(output, target)  # in validation, where nothing is mixed
@@ -265,9 +270,9 @@ def _student_loss(
     return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)
 
 
-def _classes(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
+def _class_divergence(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
     """Return T² times the divergence of a student's logits from a teacher's, ``[B]``. For tokens or pixels it is averaged over each sample,
-    without positions whose class is `IGNORED`."""
+    without positions whose class is `IGNORED_SIGNALS`."""
     student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
     parts = temperature**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
     if parts.dim() == 1:
@@ -277,13 +282,13 @@ def _classes(output: Tensor, answer: Tensor, target: Any, temperature: float) ->
     return (parts * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1).clamp(min=1)
 
 
-def _numbers(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
+def _squared_distance(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
     """Return the squared distance between a student's and a teacher's numbers, ``[B]``."""
     del target, temperature  # only logits have ignored positions and a temperature
     return (output - answer).square().flatten(1).mean(dim=1)
 
 
-def _of_targets(metric: Any) -> Any:
+def _metric_of_targets(metric: Any) -> Any:
     """Return a metric that gets targets without answers."""
     if not isinstance(metric, type) and callable(metric) and not hasattr(metric, "update"):
         return partial(_without_answers, metric)

@@ -22,12 +22,12 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from argosy.adapters.asked import Asked
+from argosy.adapters.asked import TrainerAttributes
 from argosy.adapters.monitored import MEANS, Monitored
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
-from argosy.training.member.outlook import outlook
-from argosy.training.member.tally import double
+from argosy.training.member.outlook import current_outlook
+from argosy.training.member.tally import to_float64
 
 __all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
 
@@ -53,11 +53,11 @@ PLACES = ("current_epoch", "global_step", "batch_idx", "missed")
 """Attributes of a module's progress, saved in a checkpoint."""
 
 
-class Loop(Asked):
+class Loop(TrainerAttributes):
     """Stands in for a module's trainer; also the state saved beside weights and optimizers."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__(module, outlook())
+        super().__init__(module, current_outlook())
         self.precision_plugin: Precision = Precision()
         self.loss: torch.Tensor | None = None
         """Loss of the current batch."""
@@ -153,10 +153,10 @@ class Loop(Asked):
                 f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}, but Argosy averages logged values. "
                 "Log a torchmetrics object, or remove reduce_fx."
             )
-        value = double(value)
-        self._logged[name] = _added(self._logged.get(name), value, rows)
+        value = to_float64(value)
+        self._logged[name] = _add_mean(self._logged.get(name), value, rows)
         if name == "val_loss":
-            self._batch_loss = _added(self._batch_loss, value, rows)
+            self._batch_loss = _add_mean(self._batch_loss, value, rows)
 
     # ---- a module's steps
 
@@ -194,7 +194,7 @@ class Loop(Asked):
             self.val_batch_idx = 0
             self._logged = {}
             self.module.on_validation_epoch_start()
-        made = _called(self.module.validation_step, batch, self.val_batch_idx)
+        made = _call_hook(self.module.validation_step, batch, self.val_batch_idx)
         self.val_batch_idx += 1
         if self._batch_loss is not None:
             total, count = self._batch_loss
@@ -204,8 +204,8 @@ class Loop(Asked):
         return _loss(made, f"validation_step neither logs 'val_loss' nor returns a loss{logged}")
 
     def _trained(self, batch: Any) -> torch.Tensor:
-        made = _called(self.module.training_step, batch, self.batch_idx)
-        loss = _loss(self.loss if _told(made) is None else made, "training_step returns no loss")
+        made = _call_hook(self.module.training_step, batch, self.batch_idx)
+        loss = _loss(self.loss if _returned_loss(made) is None else made, "training_step returns no loss")
         self.loss = loss.detach()
         return loss
 
@@ -272,14 +272,14 @@ class Loop(Asked):
         for config in self.lr_scheduler_configs if self.module.automatic_optimization else ():
             if config.interval != interval or (number + 1) % config.frequency:
                 continue
-            followed = self._followed(config.monitor) if config.reduce_on_plateau else None
+            followed = self._monitored_value(config.monitor) if config.reduce_on_plateau else None
             if not config.reduce_on_plateau or followed is not None:
                 self.module.lr_scheduler_step(config.scheduler, followed)
             elif config.strict:
                 logged = ", ".join(self._logged) or "nothing"
                 self.missed = f"{config.monitor!r}, which training did not log; validation logged {logged}"
 
-    def _followed(self, name: str) -> Any:
+    def _monitored_value(self, name: str) -> Any:
         """Return an epoch's value for a learning rate; None if it was not logged."""
         mean = self._monitored.mean(name)
         if mean is None and name in self._logged:
@@ -337,7 +337,7 @@ class Configured(dict[str, Optimizer]):
     loop: Loop
 
 
-def _added(before: tuple[Any, int] | None, value: Any, rows: int) -> tuple[Any, int]:
+def _add_mean(before: tuple[Any, int] | None, value: Any, rows: int) -> tuple[Any, int]:
     """Return a sum over samples, and their number, with those of a batch's mean."""
     total, count = before or (0.0, 0)
     return total + value * rows, count + rows
@@ -374,7 +374,7 @@ def validate(module: Any, batch: Any) -> tuple[torch.Tensor, Loop, None]:
     return loop.validate(batch), loop, None
 
 
-def _called(function: Any, batch: Any, number: int) -> Any:
+def _call_hook(function: Any, batch: Any, number: int) -> Any:
     return function(batch, number) if is_param_in_hook_signature(function, "batch_idx", min_args=2) else function(batch)
 
 
@@ -383,13 +383,13 @@ def _reset(logged: Mapping[str, Any]) -> None:
         metric.reset()
 
 
-def _told(made: Any) -> Any:
+def _returned_loss(made: Any) -> Any:
     """Return the loss that a step has returned."""
     return made.get("loss") if isinstance(made, Mapping) else made
 
 
 def _loss(made: Any, words: str) -> torch.Tensor:
-    loss = _told(made)
+    loss = _returned_loss(made)
     if not isinstance(loss, torch.Tensor):
         raise StudyError(f"its {words}; return a tensor, or a dict with one under 'loss'.")
     return loss

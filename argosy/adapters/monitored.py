@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from argosy.errors import StudyError
-from argosy.training.member.tally import double
+from argosy.training.member.tally import to_float64
 
 __all__ = ["MEANS", "Monitored"]
 
@@ -59,7 +59,7 @@ class Monitored:
                 f"its learning rate follows {name!r}, which {hook} logs {how}. From training, it can follow only "
                 "numbers and their means. Log a number, or monitor a value of validation_step."
             )
-        number = double(value)
+        number = to_float64(value)
         if by_step:
             self._last[of_step] = number
         if by_epoch:

@@ -33,16 +33,16 @@ from argosy.cli.options import (
     takes_settings,
 )
 from argosy.cli.query import compare, query
-from argosy.cli.report import ReportCommand, RunCommand, brief, print_results, typed
+from argosy.cli.report import ReportCommand, RunCommand, print_results, summary_of, typed_command
 from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.disk.files import user_path
 from argosy.errors import ArgosyError, PlanError, RunError
-from argosy.errors.system import refused
-from argosy.errors.wording import sized
+from argosy.errors.system import system_refused
+from argosy.errors.wording import format_bytes
 from argosy.settings import Settings
 from argosy.version import __version__
-from argosy.views.output import All, Json, console, open_what_is_closed, show, to_be_written, write
+from argosy.views.output import All, Json, console, open_missing_streams, output_path, print_output, print_table
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
@@ -158,12 +158,15 @@ def demo(
             break
     ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
     if as_json and compare:
-        write({**{policy: brief(report) for policy, report in reports.items()}, "times_as_long": ratio}, every=verbose)
+        print_output(
+            {**{policy: summary_of(report) for policy, report in reports.items()}, "times_as_long": ratio},
+            every=verbose,
+        )
     else:
         for report in reports.values():
             _finish(report, as_json=as_json, verbose=verbose)
         if ratio is not None:
-            write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+            print_output(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
@@ -190,7 +193,7 @@ def plan(
     from argosy.profiles import load_profiles
 
     found = None if profiles is None else load_profiles(profiles)
-    html = None if html is None else to_be_written(html)
+    html = None if html is None else output_path(html)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_study
@@ -198,8 +201,10 @@ def plan(
         chosen, study = Settings(**settings), load_study(study_file)
         if cluster is None:
             made = api.plan(study, settings=chosen, launcher=place)
-            train_them = typed().replace(" plan ", " run ", 1)
-            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}", every=every)
+            train_them = typed_command().replace(" plan ", " run ", 1)
+            print_output(
+                made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}", every=every
+            )
             return
         forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
     if html is not None:
@@ -207,11 +212,11 @@ def plan(
 
         write_timeline(forecast.simulation, html)
     if as_json:
-        write(forecast.to_json(), every=every)
+        print_output(forecast.to_json(), every=every)
         return
-    write(f"{forecast.explain()}\n")
+    print_output(f"{forecast.explain()}\n")
     if html is not None:
-        write(f"Timeline:        {html}")
+        print_output(f"Timeline:        {html}")
     train_there = [
         "srun",
         "argosy",
@@ -219,7 +224,7 @@ def plan(
         str(study_file),
         *([] if chosen.policy == "balanced" else ["--policy", chosen.policy]),
     ]
-    write(f"Train there:     {shlex.join(train_there)}")
+    print_output(f"Train there:     {shlex.join(train_there)}")
 
 
 @takes_settings("devices")
@@ -235,7 +240,7 @@ def profile(
     **settings: Any,
 ) -> None:
     """Measure the costs of members, alone and in groups of devices, as FLEET does, for `argosy plan --profiles`."""
-    out = to_be_written(out)
+    out = output_path(out)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_study
@@ -253,22 +258,24 @@ def profile(
         found = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
     if as_json:
         measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
-        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured}, every=every)
+        print_output(
+            {"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured}, every=every
+        )
         return
     for known in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
-        write(f"{known.member}: {rates} samples/s on 1, 2, … devices; {sized(known.memory_bytes)}")
+        print_output(f"{known.member}: {rates} samples/s on 1, 2, … devices; {format_bytes(known.memory_bytes)}")
     if found:
         from argosy.views.pairs import pairs_table
 
-        show(pairs_table(found))
+        print_table(pairs_table(found))
     plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
-    write(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
+    print_output(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
 
 
 def _version(asked: bool) -> None:
     if asked:
-        write(f"argosy {__version__}")
+        print_output(f"argosy {__version__}")
         raise typer.Exit
 
 
@@ -280,7 +287,7 @@ def _options(
     """Train a whole fleet of networks as one job."""
 
 
-AS_USUAL = warnings.formatwarning
+DEFAULT_FORMAT = warnings.formatwarning
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
     "Inspect": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
@@ -302,13 +309,13 @@ for _panel, _commands in PANELS.items():
 
 def main() -> None:
     """Entry point of the command ``argosy``: turns errors into one message and an exit code."""
-    open_what_is_closed()
+    open_missing_streams()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # the encoding may lack letters of a member's name
     warnings.formatwarning = _warning
     try:
         app()
     except (ArgosyError, OSError, MemoryError, RuntimeError) as error:
-        told = error if isinstance(error, ArgosyError) else refused(error, "argosy cannot continue")
+        told = error if isinstance(error, ArgosyError) else system_refused(error, "argosy cannot continue")
         if told is None:
             raise
         # Not wrapped where no terminal is: a path is to be copied as it is.
@@ -322,7 +329,7 @@ def _warning(
 ) -> str:
     """Format a warning like Python, but without a source line if that is Typer's, as for warnings about the caller of a run."""
     of_typer = Path(filename).is_relative_to(Path(typer.__file__).parent)
-    return f"Warning: {message}\n" if of_typer else AS_USUAL(message, category, filename, lineno, line)
+    return f"Warning: {message}\n" if of_typer else DEFAULT_FORMAT(message, category, filename, lineno, line)
 
 
 @contextlib.contextmanager
@@ -355,9 +362,9 @@ def _launcher(
 
 def _place(launcher: str) -> "JobPlace | None":
     """Return the place of this process in a job of several processes; None outside of one."""
-    from argosy.running.hosts.place import place_asked
+    from argosy.running.hosts.place import choose_job_place
 
-    return place_asked(launcher, os.environ)
+    return choose_job_place(launcher, os.environ)
 
 
 def _directory(given: Path | None, file: Path) -> Path:
@@ -366,11 +373,11 @@ def _directory(given: Path | None, file: Path) -> Path:
 
 
 def _set_aside(directory: Path, *, quiet: bool) -> None:
-    from argosy.running.directory.anew import set_aside
+    from argosy.running.directory.anew import set_run_aside
 
-    place = set_aside(directory)
+    place = set_run_aside(directory)
     if place is not None and not quiet:
-        write(f"The old contents of {directory} are kept in {place}.")
+        print_output(f"The old contents of {directory} are kept in {place}.")
 
 
 def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
@@ -388,9 +395,9 @@ def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
 def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:
     """If another process of the job is the driver, serve as the agent of this node, then exit."""
     if place is not None and place.rank > 0:
-        from argosy.running.hosts.agent import serve
+        from argosy.running.hosts.agent import run_job_process
 
-        raise typer.Exit(serve(place, settings, directory))
+        raise typer.Exit(run_job_process(place, settings, directory))
 
 
 def _view(*, quiet: bool) -> "View | None":
@@ -402,7 +409,7 @@ def _view(*, quiet: bool) -> "View | None":
 
 
 def _finish(report: "Report | SearchReport", *, as_json: bool, verbose: bool) -> None:
-    print_results(report, typed(), f"{typed()} --retry-failed", as_json=as_json, verbose=verbose)
+    print_results(report, typed_command(), f"{typed_command()} --retry-failed", as_json=as_json, verbose=verbose)
 
 
 def _exit_code(report: "Report") -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.views.output import All, Json, show, write
+from argosy.views.output import All, Json, print_output, print_table
 
 __all__ = ["cache"]
 
@@ -43,10 +43,12 @@ def cache(
             file.unlink(missing_ok=True)
     said = f"{len(choices)} choices of programs and shares {'deleted from' if clear else 'kept in'} {choices_folder()}"
     if as_json:
-        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows, "choices": len(choices)}, every=every)
+        print_output(
+            {"folder": str(kept.folder), "deleted" if clear else "kept": rows, "choices": len(choices)}, every=every
+        )
     elif not rows:
-        write(f"No samples are kept in {kept.folder}.")
+        print_output(f"No samples are kept in {kept.folder}.")
     else:
-        show(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {kept.folder}"))
+        print_table(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {kept.folder}"))
     if choices and not as_json:
-        write(said)
+        print_output(said)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.errors import StudyError
-from argosy.views.output import Json, show, write
+from argosy.views.output import Json, print_output, print_table
 
 if TYPE_CHECKING:
     from argosy.running.doctor.machine_checks import Check
@@ -32,27 +32,27 @@ def doctor(
             f"{study_file}: doctor opens a study's data only to compare it between nodes. Run srun argosy doctor "
             f"--cluster {study_file}, or omit the file."
         )
-    checks = _of_nodes(directory.absolute(), study_file) if cluster else _of_this_machine(directory)
+    checks = _check_nodes(directory.absolute(), study_file) if cluster else _check_machine(directory)
     if as_json:
-        write({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+        print_output({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
     else:
         from argosy.views.checks import checks_table
 
-        show(checks_table(checks))
+        print_table(checks_table(checks))
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
 
 
-def _of_this_machine(directory: Path) -> "list[Check]":
+def _check_machine(directory: Path) -> "list[Check]":
     from argosy.running.doctor.machine import examine
 
     return examine(directory)
 
 
-def _of_nodes(directory: Path, study_file: Path | None) -> "list[Check]":
+def _check_nodes(directory: Path, study_file: Path | None) -> "list[Check]":
     """Examine the cluster at rank 0 of the job; other processes answer it and exit."""
-    from argosy.running.doctor.cluster import answer, examine_cluster, place_in
+    from argosy.running.doctor.cluster import examine_cluster, examine_other_node, require_job_place
 
-    place = place_in(os.environ)
+    place = require_job_place(os.environ)
     if place.rank > 0:
-        raise typer.Exit(answer(place, directory, study_file))
+        raise typer.Exit(examine_other_node(place, directory, study_file))
     return examine_cluster(place, directory, study_file)

@@ -7,7 +7,7 @@ import typer
 
 from argosy.cli.steer import RunDirectory
 from argosy.errors import PlanError
-from argosy.views.output import Json, write
+from argosy.views.output import Json, print_output
 
 __all__ = ["export"]
 
@@ -51,7 +51,7 @@ def export(
     before = _files(to)
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
     files = sorted(name for name, _ in _files(to) - before)
-    write({"folder": str(to), "files": files} if as_json else "\n".join(f"Written: {file}" for file in files))
+    print_output({"folder": str(to), "files": files} if as_json else "\n".join(f"Written: {file}" for file in files))
 
 
 def _files(folder: Path) -> set[tuple[str, tuple[int, int]]]:

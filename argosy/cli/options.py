@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from argosy.errors.spelling import OWNERS, flag_meant, word_of
+from argosy.errors.spelling import OWNERS, did_you_mean_flag, keyword_of_flag
 from argosy.settings import Settings
 
 __all__ = [
@@ -79,13 +79,13 @@ class Commands(TyperGroup):
         if not sys.stdout.isatty():
             command.rich_markup_mode = None  # frames around options would be half of the output for programs
         options = [param for param in command.params if param.param_type_name == "option"]
-        flags = {one: param.opts[-1] for param in options for one in (param.name, word_of(param.opts[-1]))}
+        flags = {one: param.opts[-1] for param in options for one in (param.name, keyword_of_flag(param.opts[-1]))}
         known = {flag for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
         owners = next((OF_FILES[param.name] for param in command.params if param.name in OF_FILES), {})
         for word in words[: words.index("--") if "--" in words else None]:
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in known:
-                message = f"No such option: {flag}{flag_meant(flag, flags, owners)}"
+                message = f"No such option: {flag}{did_you_mean_flag(flag, flags, owners)}"
                 command.context_class(command, info_name=name, parent=ctx).fail(message)
         return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.errors import PlanError
-from argosy.views.output import All, Json, write
+from argosy.views.output import All, Json, print_output
 
 if TYPE_CHECKING:
     from argosy.cluster import Cluster
@@ -90,7 +90,7 @@ def simulate(
         for cluster in clusters
         for name in _policies(policy)
     ]
-    write({"runs": [run.to_json() for run in runs]} if as_json else _table(runs), every=every)
+    print_output({"runs": [run.to_json() for run in runs]} if as_json else _table(runs), every=every)
 
 
 def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -> None:
@@ -105,12 +105,12 @@ def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -
     runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
     if as_json:
         actual = {past.policy: {"actual_seconds": past.seconds}}
-        write({"runs": [run.to_json() | actual.get(run.policy, {}) for run in runs]}, every=every)
+        print_output({"runs": [run.to_json() | actual.get(run.policy, {}) for run in runs]}, every=every)
         return
     simulated = "".join(
         f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
     )
-    write(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
+    print_output(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> "Cluster":
@@ -168,7 +168,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _policies(text: str) -> Sequence[str]:
-    from argosy.errors.spelling import meant
+    from argosy.errors.spelling import did_you_mean
     from argosy.planning import POLICIES
 
     # ``exact`` solves only small cases.
@@ -179,7 +179,7 @@ def _policies(text: str) -> Sequence[str]:
     )
     if unknown := [name for name in names if name not in POLICIES]:
         raise PlanError(
-            f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or "
+            f"unknown policy {', '.join(map(repr, unknown))}{did_you_mean(unknown[0], POLICIES)}; choose all, or "
             f"some of {', '.join(POLICIES)}."
         )
     return names

@@ -9,11 +9,11 @@ import typer
 from argosy.cli.steer import RunDirectory
 from argosy.errors import RunError
 from argosy.errors.wording import text_table
-from argosy.views.output import All, Json, write
+from argosy.views.output import All, Json, print_output
 
 __all__ = ["compare", "query"]
 
-SHOWN = 50
+ROWS_SHOWN = 50
 """Rows that are printed unless all are requested."""
 UNBOUNDED = 10**6
 """Width at which no column of a table is left out, since each was requested."""
@@ -34,22 +34,22 @@ def query(
     if schema:
         tables = columns_of(directory)
         lines = [f"{table}: {', '.join(columns)}" for table, columns in tables.items()]
-        write({"tables": tables} if as_json else "\n".join(lines))
+        print_output({"tables": tables} if as_json else "\n".join(lines))
         return
     if not sql:
         raise RunError(f"no query was given. Write one, for example argosy query {directory} 'SELECT * FROM members'.")
     found = ask(directory, sql)
     if as_json:
-        write({"columns": [*found.columns], "rows": [*found.rows]}, every=every, table="rows")
+        print_output({"columns": [*found.columns], "rows": [*found.rows]}, every=every, table="rows")
         return
-    rows = found.rows if every else found.rows[:SHOWN]
+    rows = found.rows if every else found.rows[:ROWS_SHOWN]
     if as_csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([found.columns, *rows])
         lines = text.getvalue().splitlines()
     else:
         lines = text_table(found.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
-    write("\n".join(lines))
+    print_output("\n".join(lines))
     if left := len(found.rows) - len(rows):
         typer.echo(f"and {left} more: --all prints them", err=True)
 
@@ -62,7 +62,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two configurations over their seeds or folds: the difference of their means, and its 95 % interval."""
-    from argosy.running.directory.loading import load
+    from argosy.running.directory.loading import load_report
 
-    found = load(directory).compare(first, second, metric)
-    write(found.to_json() if as_json else f"{found}")
+    found = load_report(directory).compare(first, second, metric)
+    print_output(found.to_json() if as_json else f"{found}")

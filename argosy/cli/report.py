@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
 from argosy.disk.files import replacing
-from argosy.results.ending import size_of_output
-from argosy.views.output import All, Json, show, to_be_written, write
+from argosy.results.ending import output_size
+from argosy.views.output import All, Json, output_path, print_output, print_table
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
@@ -27,11 +27,11 @@ __all__ = [
     "ReportCommand",
     "RunCommand",
     "audit",
-    "brief",
+    "summary_of",
     "print_results",
     "report",
     "status",
-    "typed",
+    "typed_command",
 ]
 
 SHARE = 0.05
@@ -49,23 +49,23 @@ def status(
 ) -> None:
     """Show the progress of a run, from its journal alone."""
     from argosy.running.directory.journal import wait_for_section
-    from argosy.running.directory.loading import load, search_of
+    from argosy.running.directory.loading import load_report, search_report_of
 
     if wait:
         wait_for_section(directory)
-    found = load(directory)
+    found = load_report(directory)
     if not as_json:
-        _print_found(found, as_json=False, verbose=verbose)
+        _print_results_of(found, as_json=False, verbose=verbose)
         return
     rows = [
         {"member": row.name, "status": row.status, "epochs": row.epochs, "best_epoch": row.best_epoch, **row.metrics}
         for row in found.rows
     ]
-    search = search_of(found)
+    search = search_report_of(found)
     trials = {} if search is None else {"trials": search.table()}
     leader = (search or found).leader
     best = leader.to_json() if leader else None
-    write(
+    print_output(
         {"status": found.status, "objective": found.objective, "best": best, "members": rows, **trials}, every=verbose
     )
 
@@ -90,25 +90,25 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the results of a run, from its journal alone, or write them as a self-contained HTML page."""
-    from argosy.running.directory.loading import load
+    from argosy.running.directory.loading import load_report
 
     page_wanted = html or open_ or live
     if not page_wanted and csv_file is None and figures is None:
-        _print_found(load(directory), as_json=as_json, verbose=verbose)
+        _print_results_of(load_report(directory), as_json=as_json, verbose=verbose)
         return
     if live:
         from argosy.running.directory.journal import wait_for_data
 
         wait_for_data(directory)
-    written, goes_on = _exported(directory, csv_file, figures, as_json=as_json), False
+    written, goes_on = _write_exports(directory, csv_file, figures, as_json=as_json), False
     if page_wanted:
         page, goes_on = _write_page(directory, live=live)
         written["page"] = str(page)
-    _tell(written, as_json=as_json, every=verbose)
+    _print_written(written, as_json=as_json, every=verbose)
     if open_:
         webbrowser.open(Path(written["page"]).resolve().as_uri())
     if goes_on:
-        _keep_writing(directory)
+        _update_page(directory)
 
 
 def audit(directory: RunDirectory, every: All = False, as_json: Json = False) -> None:
@@ -117,24 +117,24 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
 
     found = auditing.audit(directory)
     if as_json:
-        write({"directory": str(directory), "passes": not found, "found": found}, every=every)
+        print_output({"directory": str(directory), "passes": not found, "found": found}, every=every)
     elif found:
-        write("\n".join([*found, "", "Train these members again, in another directory."]))
+        print_output("\n".join([*found, "", "Train these members again, in another directory."]))
     else:
-        write(
+        print_output(
             f"{directory}: every member saw every sample of its epochs exactly once, in order. There is nothing to do."
         )
     raise typer.Exit(1 if found else 0)
 
 
-def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
+def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Write the curves as CSV (printed if the file name is empty) and the figures; return what was written."""
-    from argosy.running.directory.loading import load, search_of
+    from argosy.running.directory.loading import load_report, search_report_of
 
     written: dict[str, Any] = {}
     if csv_file is None and figures is None:
         return written
-    found = load(directory)
+    found = load_report(directory)
     if csv_file == "" and as_json:
         written["curves"] = [*found.curve_rows()]
     elif csv_file is not None:
@@ -143,39 +143,39 @@ def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as
         table.writeheader()
         table.writerows(found.curve_rows())
         if csv_file:
-            file = to_be_written(Path(csv_file))
+            file = output_path(Path(csv_file))
             with replacing(file) as new:
                 new.write(text.getvalue().encode(errors="backslashreplace"))
             written["csv"] = str(file)
         else:
-            write(text.getvalue().removesuffix("\n"))
+            print_output(text.getvalue().removesuffix("\n"))
     if figures is not None:
-        written["figures"] = [str(file) for file in (search_of(found) or found).write_figures(figures)]
+        written["figures"] = [str(file) for file in (search_report_of(found) or found).write_figures(figures)]
     return written
 
 
-def _tell(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
+def _print_written(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
     """Print which files were written."""
     if as_json:
-        write(written, every=every)
+        print_output(written, every=every)
         return
     for name in ("csv", "figures", "page"):
         found = written.get(name, ())
         for file in [found] if isinstance(found, str) else found:
-            write(f"Written: {file}")
+            print_output(f"Written: {file}")
 
 
-def _print_found(found: "Report", *, as_json: bool, verbose: bool) -> None:
+def _print_results_of(found: "Report", *, as_json: bool, verbose: bool) -> None:
     """Print the results of a run that was found in a directory: a search as trials, any other run as members."""
-    from argosy.running.directory.loading import search_of
+    from argosy.running.directory.loading import search_report_of
 
-    search, again, folder = search_of(found), BEGUN_BY, shlex.quote(str(found.directory))
+    search, again, folder = search_report_of(found), BEGUN_BY, shlex.quote(str(found.directory))
     if search is not None:
         again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
     print_results(search or found, again, f"{BEGUN_BY}, with --retry-failed", as_json=as_json, verbose=verbose)
 
 
-def brief(found: "Report | SearchReport") -> dict[str, Any]:
+def summary_of(found: "Report | SearchReport") -> dict[str, Any]:
     """Return the results, without details of how they were made."""
     return {key: value for key, value in found.to_json().items() if key not in DETAILS}
 
@@ -186,7 +186,7 @@ def print_results(found: "Report | SearchReport", again: str, fixed: str, *, as_
     `again` resumes it, and `fixed` continues failed members, which a search does not.
     """
     if as_json:
-        write(found.to_json() if verbose else brief(found), every=verbose)
+        print_output(found.to_json() if verbose else summary_of(found), every=verbose)
         return
     from argosy.results.report import Report
 
@@ -196,10 +196,10 @@ def print_results(found: "Report | SearchReport", again: str, fixed: str, *, as_
         for table in (
             [report_table(found)] if isinstance(found, Report) else [search_table(found), report_table(found.run)]
         ):
-            show(table)
-        write("")
+            print_table(table)
+        print_output("")
     ending = found.ending(again=again, fixed=fixed) if isinstance(found, Report) else found.ending(again=again)
-    write(ending.text(*size_of_output()))
+    print_output(ending.text(*output_size()))
 
 
 class RunCommand(TyperCommand):
@@ -215,7 +215,7 @@ class ReportCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
-        return super().parse_args(ctx, _joined(args, "--csv", lambda word: word.endswith(".csv")))
+        return super().parse_args(ctx, _join_option(args, "--csv", lambda word: word.endswith(".csv")))
 
 
 def _fresh_with_names(words: Sequence[str]) -> list[str]:
@@ -224,10 +224,10 @@ def _fresh_with_names(words: Sequence[str]) -> list[str]:
     >>> _fresh_with_names(["--fresh", "mlp", "--fresh", "study.py", "--fresh"])
     ['--fresh=mlp', '--fresh=', 'study.py', '--fresh=']
     """
-    return _joined(words, "--fresh", lambda word: not word.startswith("-") and not word.endswith(".py"))
+    return _join_option(words, "--fresh", lambda word: not word.startswith("-") and not word.endswith(".py"))
 
 
-def _joined(words: Sequence[str], option: str, is_value: Callable[[str], bool]) -> list[str]:
+def _join_option(words: Sequence[str], option: str, is_value: Callable[[str], bool]) -> list[str]:
     """Join an option with the following word if that is its value."""
     found: list[str] = []
     for word in words:
@@ -238,7 +238,7 @@ def _joined(words: Sequence[str], option: str, is_value: Callable[[str], bool]) 
     return found
 
 
-def typed() -> str:
+def typed_command() -> str:
     """Return the command as it was typed, without one-time options."""
     words = _fresh_with_names(sys.argv[1:])
     return shlex.join(
@@ -256,18 +256,18 @@ def typed() -> str:
 def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
     """Write the page; return it, and whether it is a live page."""
     from argosy.running.directory.journal import timeline
-    from argosy.running.directory.loading import load
+    from argosy.running.directory.loading import load_report
     from argosy.views.html.report import write_report
 
-    found = load(directory)
+    found = load_report(directory)
     goes_on = live and found.status == "running"
     return write_report(found, timeline(directory), live=goes_on), goes_on
 
 
-def _keep_writing(directory: Path) -> None:
+def _update_page(directory: Path) -> None:
     """News for the live page as long as the run goes on, then the page as it stays."""
     from argosy.running.directory.journal import timeline
-    from argosy.running.directory.loading import load
+    from argosy.running.directory.loading import load_report
     from argosy.views.html.page import LIVE_SECONDS
     from argosy.views.html.report import write_news
 
@@ -276,7 +276,7 @@ def _keep_writing(directory: Path) -> None:
         while True:
             time.sleep(max(LIVE_SECONDS, took / SHARE))
             began = time.monotonic()
-            found = load(directory)
+            found = load_report(directory)
             if found.status != "running":
                 return
             write_news(found, timeline(directory))

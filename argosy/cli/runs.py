@@ -9,12 +9,12 @@ import typer
 
 from argosy.errors import ArgosyError
 from argosy.errors.wording import text_table
-from argosy.results.ending import size_of_output
-from argosy.views.output import All, Json, write
+from argosy.results.ending import output_size
+from argosy.views.output import All, Json, print_output
 
 __all__ = ["runs"]
 
-SHOWN = 20
+ROWS_SHOWN = 20
 """Runs that are listed unless all are requested."""
 
 
@@ -26,26 +26,28 @@ def runs(
     """List the runs below a folder, the latest first, with their progress and best members."""
     found = [*folder.glob("journal.jsonl"), *folder.glob("*/journal.jsonl")]
     journals = sorted(found, key=lambda path: -path.stat().st_mtime)
-    rows = [_row(journal) for journal in (journals if every or as_json else journals[:SHOWN])]
+    rows = [_row(journal) for journal in (journals if every or as_json else journals[:ROWS_SHOWN])]
     if as_json:
-        write({"runs": rows}, every=every)
+        print_output({"runs": rows}, every=every)
     elif not rows:
-        write(f"No run found in {folder}. Start one:  argosy run study.py")
+        print_output(f"No run found in {folder}. Start one:  argosy run study.py")
     else:
         columns, left = ("run", "status", "changed"), len(journals) - len(rows)
-        table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])
+        table = text_table(columns, [[row[name] for name in columns] for row in rows], output_size()[0])
         lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in rows)), strict=True)]
         more = [f"and {left} more: --all lists them"] if left else []
-        write("\n".join([*lines, *more, "", f"Look at one:     argosy report {shlex.quote(str(journals[0].parent))}"]))
+        print_output(
+            "\n".join([*lines, *more, "", f"Look at one:     argosy report {shlex.quote(str(journals[0].parent))}"])
+        )
 
 
 def _row(journal: Path) -> dict[str, Any]:
-    from argosy.running.directory.loading import load, search_of
+    from argosy.running.directory.loading import load_report, search_report_of
 
     changed = time.strftime("%F %H:%M", time.localtime(journal.stat().st_mtime))
     try:
-        found = load(journal.parent)
-        status, best = found.status, (search_of(found) or found).ending().best[0].removeprefix("Best: ")
+        found = load_report(journal.parent)
+        status, best = found.status, (search_report_of(found) or found).ending().best[0].removeprefix("Best: ")
     except ArgosyError as error:
         status, best = "unreadable", f"{error}"  # the other runs are still listed
     return {"run": journal.parent.resolve().name, "status": status, "changed": changed, "best": best}

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from argosy.errors import RunError
-from argosy.errors.spelling import meant
-from argosy.views.output import write
+from argosy.errors.spelling import did_you_mean
+from argosy.views.output import print_output
 
 __all__ = ["guide", "schema", "schema_of"]
 
@@ -22,7 +22,7 @@ def schema(
     ] = "",
 ) -> None:
     """Print the JSON Schema of what a command prints with --json; each output names its version, as "schema": 1."""
-    write(schema_of(command) if command else {"commands": [*_schemas()["commands"]]}, every=True)
+    print_output(schema_of(command) if command else {"commands": [*_schemas()["commands"]]}, every=True)
 
 
 def guide(topic: Annotated[str, typer.Argument(help="Topic, such as compare; everything by default.")] = "") -> None:
@@ -31,9 +31,11 @@ def guide(topic: Annotated[str, typer.Argument(help="Topic, such as compare; eve
     if topic:
         parts = {part.partition("\n")[0].casefold(): f"## {part}".rstrip("\n") for part in text.split("\n## ")[1:]}
         if topic.casefold() not in parts:
-            raise RunError(f"the guide has no part {topic!r}{meant(topic, parts)}; choose one of {', '.join(parts)}.")
+            raise RunError(
+                f"the guide has no part {topic!r}{did_you_mean(topic, parts)}; choose one of {', '.join(parts)}."
+            )
         text = parts[topic.casefold()]
-    write(text)
+    print_output(text)
 
 
 def schema_of(command: str) -> dict[str, Any]:
@@ -41,11 +43,13 @@ def schema_of(command: str) -> dict[str, Any]:
     found = _schemas()
     if command not in found["commands"]:
         known = found["commands"]
-        raise RunError(f"no command {command!r} prints JSON{meant(command, known)}; choose one of {', '.join(known)}.")
+        raise RunError(
+            f"no command {command!r} prints JSON{did_you_mean(command, known)}; choose one of {', '.join(known)}."
+        )
     needed: dict[str, Any] = {}
     left = [found["commands"][command]]
     while left:
-        for name in _referred(left.pop()) - needed.keys():
+        for name in _references_in(left.pop()) - needed.keys():
             needed[name] = found["$defs"][name]
             left.append(needed[name])
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"argosy {command} --json"}
@@ -57,11 +61,11 @@ def _schemas() -> dict[str, Any]:
     return found
 
 
-def _referred(value: Any) -> set[str]:
+def _references_in(value: Any) -> set[str]:
     """Return the names of the definitions that a schema refers to by itself."""
     if isinstance(value, list):
-        return set().union(*map(_referred, value))
+        return set().union(*map(_references_in, value))
     if not isinstance(value, dict):
         return set()
     own = {value["$ref"].removeprefix(REFERENCE)} if "$ref" in value else set()
-    return own.union(*map(_referred, value.values()))
+    return own.union(*map(_references_in, value.values()))

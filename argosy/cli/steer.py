@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.disk.json_values import parsed
+from argosy.disk.json_values import parse_json
 from argosy.errors import RefusedError, StudyError
-from argosy.views.output import Json, write
+from argosy.views.output import Json, print_output
 
 if TYPE_CHECKING:
     from argosy.running.directory.attached import AttachedRun
@@ -58,7 +58,7 @@ def _ask(directory: Path, request: Callable[["AttachedRun"], Sequence[str]], *, 
         answers = request(AttachedRun(directory=directory))
     except RefusedError as error:
         answers, refused = error.answers, True
-    write({"answer": "\n".join(answers), "refused": refused} if as_json else "\n".join(answers))
+    print_output({"answer": "\n".join(answers), "refused": refused} if as_json else "\n".join(answers))
     raise typer.Exit(2 if refused else 0)
 
 
@@ -68,6 +68,6 @@ def _setting(change: str) -> tuple[str, Any]:
     if not equals:
         raise StudyError(f"--set {change!r} has no value; write, for example, --set optimizer.lr=0.01.")
     try:
-        return name, parsed(text)
+        return name, parse_json(text)
     except ValueError:
         return name, text

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_dataset, check_whole, is_map_style, shown
+from argosy.errors.checks import check_dataset, check_whole, describe_value, is_map_style
 from argosy.stream.blocks import sample_leaves
 from argosy.stream.copied import copy_of
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -46,7 +46,7 @@ class Features:
         for layers in sorted(self.unfreeze, reverse=True):
             cut = len(self.network) - layers
             inputs_B = self.network[done:cut](inputs_B)
-            found[_below(layers)], done = map_leaves(itemgetter(0), inputs_B), cut
+            found[_name_below(layers)], done = map_leaves(itemgetter(0), inputs_B), cut
         return found
 
 
@@ -64,7 +64,7 @@ class Unfrozen(nn.Module):
 
     def own(self, features: Any) -> Any:
         """Return the output of the trunk below these layers, which may be one of several in a dict."""
-        return features[_below(len(self.tail))] if isinstance(features, Mapping) else features
+        return features[_name_below(len(self.tail))] if isinstance(features, Mapping) else features
 
 
 def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None = None) -> Features:
@@ -85,12 +85,12 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
     check_dataset("features: dataset", dataset)
     if not is_map_style(dataset):
         raise StudyError(
-            f"features: dataset= is {shown(dataset)}, whose samples cannot be read by index. Pass a map-style "
+            f"features: dataset= is {describe_value(dataset)}, whose samples cannot be read by index. Pass a map-style "
             "Dataset, with __len__ and __getitem__."
         )
     if not isinstance(network, nn.Module):
         raise StudyError(
-            f"features: network is {shown(network)}; it must be a network (an nn.Module) with its weights."
+            f"features: network is {describe_value(network)}; it must be a network (an nn.Module) with its weights."
         )
     if any(
         isinstance(value, Tensor) and value.device.type != "cpu"
@@ -137,6 +137,6 @@ def _check_cut(what: str, network: nn.Module, layers: int) -> None:
         raise StudyError(f"{what}: {layers} layers are to be unfrozen, but the trunk has {len(network)}. Choose fewer.")
 
 
-def _below(layers: int) -> str:
+def _name_below(layers: int) -> str:
     """Return the name of the output below the last `layers`."""
     return f"below_{layers}"

@@ -34,7 +34,7 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return _decoded(Path(self.root, self.files[index]), self.size), self.labels[index]
+        return _decode(Path(self.root, self.files[index]), self.size), self.labels[index]
 
 
 def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None = None) -> ImageFolder:
@@ -78,11 +78,11 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
     return ImageFolder(root=str(root), files=files, labels=labels, classes=names, size=size)
 
 
-def _decoded(path: Path, size: int) -> Tensor:
+def _decode(path: Path, size: int) -> Tensor:
     from argosy.data.pillow import Image
 
     with Image.open(path) as file:
-        image = _in_bytes(path, file).convert("RGB")
+        image = _to_8_bit(path, file).convert("RGB")
     scale = size / min(image.size)
     wide, high = (max(round(side * scale), size) for side in image.size)
     left, top = (wide - size) // 2, (high - size) // 2
@@ -90,7 +90,7 @@ def _decoded(path: Path, size: int) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _in_bytes(path: Path, file: Any) -> Any:
+def _to_8_bit(path: Path, file: Any) -> Any:
     """Return an image with 8 bits per channel. Pillow's own conversion would make all values above 255 white."""
     from argosy.data.pillow import Image
 

@@ -18,24 +18,24 @@ import numpy.typing as npt
 
 from argosy.disk.files import user_path
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, shown
+from argosy.errors.checks import check_choice, describe_value
 from argosy.errors.labels import is_missing
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import did_you_mean
 
-__all__ = ["Table", "columns", "table", "written_as"]
+__all__ = ["Table", "columns", "table", "kind_of_texts"]
 
 Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
 """Most different words in a column; a column with more holds names or texts, which differ in nearly every row."""
-MARKS = {
+MISSING_MARKS = {
     *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 }
 """Texts that stand for a missing value in a CSV file, besides the empty one: those of `pandas.read_csv`, and ``?``."""
 FEWEST_NUMBERS, MOST_NUMBERS = 10, 0.9
 """A column is one of words if it has fewer numbers than the first, or at most this share of numbers. Else its words are errors among numbers."""
-WRITTEN = re.compile(r"[-+]? ?[$€£]? ?\d[\d.,' ]*[%$€£]?")
+NUMBER_PATTERN = re.compile(r"[-+]? ?[$€£]? ?\d[\d.,' ]*[%$€£]?")
 """A number as people write it, such as 1,234 or $5 or 12%. It is not a word, though Python cannot parse it."""
 
 
@@ -94,7 +94,7 @@ def table(
     _check_keywords(target_is, words, like)
     if like is not None:
         return _read_like(like, source, target)
-    found = _columns(source, dict.fromkeys(words, MARKS))
+    found = _columns(source, dict.fromkeys(words, MISSING_MARKS))
     for name in (target, *words):
         _check_there(name, found)
     for name, column in found.items():
@@ -108,7 +108,7 @@ def table(
         raise StudyError(f"table: the target {target!r} is the only column. Pass a table that has features.")
     classes, targets = _targets(target, found[target], target_is)
     features = _features(found, by_column)
-    return Table(inputs=_stacked(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
+    return Table(inputs=_stack(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
 
 
 def _read_like(like: Table, source: Any, target: str) -> Table:
@@ -121,11 +121,11 @@ def _read_like(like: Table, source: Any, target: str) -> Table:
         _check_there(name, found)
         _check_none_missing(name, found[name])
         if name in known:
-            found[name] = _known(name, found[name], known[name])
+            found[name] = _as_known_words(name, found[name], known[name])
     features = _features(found, like.words)
     column = found[target]
-    targets = _class_numbers(target, column, like.classes) if like.classes else _numbers(target, column)
-    return replace(like, inputs=_stacked(features), targets=targets)
+    targets = _class_numbers(target, column, like.classes) if like.classes else _as_numbers(target, column)
+    return replace(like, inputs=_stack(features), targets=targets)
 
 
 def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Table | None) -> None:
@@ -135,7 +135,7 @@ def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Ta
         return
     if not isinstance(like, Table):
         raise StudyError(
-            f"table: like is {shown(like)}; it must be a table that was read before, for example "
+            f"table: like is {describe_value(like)}; it must be a table that was read before, for example "
             "argosy.data.table('train.csv', target='kind')."
         )
     if target_is is not None or words:
@@ -155,7 +155,7 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
         StudyError: if the file or a column does not exist, or a value is missing.
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
-        source = _parquet(user_path(source), names)
+        source = _read_parquet(user_path(source), names)
     found = _columns(source, {}) if isinstance(source, str | Path) else source
     there = _names(found)
     _check_once([str(name) for name in there if str(name) in names])
@@ -188,7 +188,7 @@ def _names(source: Any) -> list[Any]:
     found = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
     if found is None:
         raise StudyError(
-            f"table: source is {shown(source)}, which has no named columns. Pass a .csv or .parquet file, a "
+            f"table: source is {describe_value(source)}, which has no named columns. Pass a .csv or .parquet file, a "
             "DataFrame, an Arrow table or a dict of columns. For arrays, use Data(arrays=(x, y))."
         )
     return list(found)
@@ -197,7 +197,7 @@ def _names(source: Any) -> list[Any]:
 def _check_there(name: str, found: Iterable[str]) -> None:
     if name not in found:
         raise StudyError(
-            f"table: unknown column {name!r}{meant(name, found)}; choose one of {', '.join(map(repr, found))}."
+            f"table: unknown column {name!r}{did_you_mean(name, found)}; choose one of {', '.join(map(repr, found))}."
         )
 
 
@@ -212,20 +212,20 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
     if isinstance(source, str | Path):
         path = user_path(source)
         if path.suffix == ".parquet":
-            return _columns(_parquet(path), words)
+            return _columns(_read_parquet(path), words)
         try:
-            found = _csv(path, words)
+            found = _read_csv(path, words)
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
         _check_once(map(str, _names(source)))
-        found = {str(name): _plain(np.asarray(source[name])) for name in _names(source)}
+        found = {str(name): _as_numeric(np.asarray(source[name])) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
         raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
     return found
 
 
-def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
+def _read_csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte order mark
         between = max(",;\t", key=file.readline().count)
         file.seek(0)
@@ -240,10 +240,12 @@ def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
                 "that line."
             )
     values = {name: [row[place] for _, row in rows] for place, name in enumerate(names) if name}
-    return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
+    return {
+        name: _blank_missing(of, words[name]) if name in words else _parse_column(of) for name, of in values.items()
+    }
 
 
-def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
+def _read_parquet(path: Path, names: Sequence[str] | None = None) -> Any:
     """Return the Arrow table of a file, with those of these columns that it has."""
     try:
         from pyarrow import parquet
@@ -265,16 +267,16 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
     return StudyError(f"table: {path} cannot be read: {why}. Pass a .csv file in UTF-8, or a .parquet file.")
 
 
-def _plain(column: Column) -> Column:
+def _as_numeric(column: Column) -> Column:
     """Return a column of numbers for one of objects that are all numbers, as a DataFrame of mixed rows has."""
     if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
         return np.array(column.tolist())
     return column
 
 
-def _parsed(values: list[str]) -> Column:
+def _parse_column(values: list[str]) -> Column:
     """Return a column of whole numbers, of numbers or of words, whichever all values are; missing values become NaN or an empty word."""
-    texts = _texts(values, ())
+    texts = _blank_missing(values, ())
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             if not any("_" in value for value in values):  # Python would read 1_000 as a number
@@ -282,9 +284,9 @@ def _parsed(values: list[str]) -> Column:
     return texts
 
 
-def _texts(values: list[str], words: Collection[str]) -> Column:
+def _blank_missing(values: list[str], words: Collection[str]) -> Column:
     """Return the values as written, but empty for those that mark a missing value and are not among these words."""
-    return np.array(["" if value in MARKS and value not in words else value for value in values], dtype=object)
+    return np.array(["" if value in MISSING_MARKS and value not in words else value for value in values], dtype=object)
 
 
 def _check_none_missing(name: str, column: Column) -> None:
@@ -310,7 +312,7 @@ def _missing(column: Column) -> list[int]:
 def _check_no_slips(name: str, column: Column) -> None:
     """Raise StudyError if a column of numbers has a few words, which would turn all of it into words."""
     slips, rows, values = _slips(column), len(column), column.tolist()
-    numbers = rows - sum(WRITTEN.fullmatch(str(values[row])) is None for row in slips)
+    numbers = rows - sum(NUMBER_PATTERN.fullmatch(str(values[row])) is None for row in slips)
     if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
             f"table: column {name!r} has numbers in {numbers} of {rows} rows, but {values[slips[0]]!r} in row "
@@ -318,7 +320,7 @@ def _check_no_slips(name: str, column: Column) -> None:
             f"words=[{name!r}] if its values are words."
         )
     if len(slips) == rows and all(map(_is_date, values)):
-        raise _no_word(name, values[0])
+        raise _unknown_word(name, values[0])
 
 
 def _slips(column: Column) -> list[int]:
@@ -336,9 +338,9 @@ def _is_number(value: Any) -> bool:
     return False
 
 
-def written_as(texts: Sequence[str]) -> Literal["numbers", "dates"] | None:
+def kind_of_texts(texts: Sequence[str]) -> Literal["numbers", "dates"] | None:
     """Return whether nearly all texts are numbers, or all are dates; None for words, and for codes that consist of digits alone."""
-    numbers = [text for text in texts if _is_number(text) or WRITTEN.fullmatch(text)]
+    numbers = [text for text in texts if _is_number(text) or NUMBER_PATTERN.fullmatch(text)]
     if len(numbers) >= max(FEWEST_NUMBERS, MOST_NUMBERS * len(texts)) and not all(map(str.isdigit, numbers)):
         return "numbers"
     return "dates" if texts and all(map(_is_date, texts)) else None
@@ -351,7 +353,7 @@ def _is_date(value: Any) -> bool:
     return False
 
 
-def _no_word(name: str, value: Any) -> StudyError:
+def _unknown_word(name: str, value: Any) -> StudyError:
     return StudyError(
         f"table: column {name!r} holds {value!r} of type {type(value).__name__}, which is neither a number nor a "
         "word. Convert the column (for example dates to days since the first one), or remove it."
@@ -370,13 +372,13 @@ def _features(found: Mapping[str, Column], by_column: Mapping[str, tuple[str, ..
     features: dict[str, Column] = {}
     for name, words in by_column.items():
         if words is None:
-            features[name] = _numbers(name, found[name])
+            features[name] = _as_numbers(name, found[name])
         else:
             features |= {f"{name}={word}": found[name] == word for word in words}
     return features
 
 
-def _stacked(features: Mapping[str, Column]) -> npt.NDArray[np.float32]:
+def _stack(features: Mapping[str, Column]) -> npt.NDArray[np.float32]:
     return np.stack([column.astype(np.float32) for column in features.values()], axis=1)
 
 
@@ -386,7 +388,7 @@ def _words(name: str, column: Column) -> tuple[str, ...] | None:
         return None
     other = next((value for value in column.tolist() if not isinstance(value, str)), None)
     if other is not None:
-        raise _no_word(name, other)
+        raise _unknown_word(name, other)
     words = tuple(np.unique(column.astype(str)).tolist())
     if len(words) > MOST_WORDS:
         raise StudyError(
@@ -396,7 +398,7 @@ def _words(name: str, column: Column) -> tuple[str, ...] | None:
     return words
 
 
-def _known(name: str, column: Column, words: Collection[str]) -> Column:
+def _as_known_words(name: str, column: Column, words: Collection[str]) -> Column:
     """Return a column as words, for a column that holds words in another table."""
     texts = column.astype(str)
     if column.dtype.kind in "biuf" and not np.isin(texts, list(words)).any():
@@ -409,7 +411,7 @@ def _known(name: str, column: Column, words: Collection[str]) -> Column:
 
 def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tuple[Any, ...], Column]:
     if target_is == "numbers" or (target_is is None and column.dtype.kind == "f"):
-        return (), _numbers(name, column)
+        return (), _as_numbers(name, column)
     classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
     return tuple(classes.tolist()), numbers.astype(np.int64)
 
@@ -427,7 +429,7 @@ def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Colum
     return np.array([numbers[value] for value in column.tolist()], np.int64)
 
 
-def _numbers(name: str, column: Column) -> Column:
+def _as_numbers(name: str, column: Column) -> Column:
     """Return a column as numbers; texts are parsed."""
     if slips := _slips(column):
         raise StudyError(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from argosy.designs.grid import repeated
 from argosy.errors import StudyError
-from argosy.errors.checks import check_whole, shown
+from argosy.errors.checks import check_whole, describe_value
 from argosy.errors.labels import labels_of
 from argosy.errors.spelling import known_keywords
 from argosy.study import Member
@@ -153,7 +153,7 @@ def _on(
 def _check_member(function: str, member: Any) -> None:
     if not isinstance(member, Member):
         raise StudyError(
-            f"{function} was given {shown(member)}; it must be an argosy.Member, or a function that returns one for "
+            f"{function} was given {describe_value(member)}; it must be an argosy.Member, or a function that returns one for "
             "the indices of its training samples. For several members, call it once for each."
         )
     if member.subset is not None or member.val_subset is not None:

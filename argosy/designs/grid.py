@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_callable, check_whole, shown
-from argosy.errors.spelling import known_keywords, meant
+from argosy.errors.checks import check_callable, check_whole, describe_value
+from argosy.errors.spelling import did_you_mean, known_keywords
 from argosy.study import Member, Repetition
 
 __all__ = ["grid", "repeated", "replicate"]
@@ -46,7 +46,7 @@ def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
     """
     if not isinstance(member, Member):
         raise StudyError(
-            f"argosy.replicate was given {shown(member)}; it must be an argosy.Member. For several members, call it "
+            f"argosy.replicate was given {describe_value(member)}; it must be an argosy.Member. For several members, call it "
             "once for each."
         )
     if member.seed is not None:
@@ -70,7 +70,7 @@ def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any)
 def _axis(axis: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise StudyError(
-            f"argosy.grid: {axis} is {shown(values)}; it must be a list of the values to try, for example [0.1, 0.01]."
+            f"argosy.grid: {axis} is {describe_value(values)}; it must be a list of the values to try, for example [0.1, 0.01]."
         )
     found = list(values)
     if not found:
@@ -85,7 +85,7 @@ def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:
     for axis in axes:
         if axis not in parameters and not takes_all:
             raise StudyError(
-                f"argosy.grid: build has no parameter {axis}{meant(axis, parameters)}; choose one of "
+                f"argosy.grid: build has no parameter {axis}{did_you_mean(axis, parameters)}; choose one of "
                 f"{', '.join(parameters)}, or add the parameter to build."
             )
 
@@ -94,7 +94,7 @@ def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:
     """Return the member at a point."""
     member = build(**point)
     if not isinstance(member, Member):
-        raise StudyError(f"argosy.grid: build returned {shown(member)}; it must return an argosy.Member.")
+        raise StudyError(f"argosy.grid: build returned {describe_value(member)}; it must return an argosy.Member.")
     words = (f"{axis}={_in_a_name(axis, value)}" for axis, value in point.items())
     return replace(member, name="-".join([member.name, *words]))
 
@@ -103,7 +103,7 @@ def _in_a_name(axis: str, value: Any) -> str:
     word = f"{getattr(value, '__name__', value)}"
     if not re.fullmatch(r"[\w.=+-]+", word):
         raise StudyError(
-            f"argosy.grid: {axis} has {shown(value)} among its values, which cannot be part of a member's name, "
+            f"argosy.grid: {axis} has {describe_value(value)} among its values, which cannot be part of a member's name, "
             "because the name becomes a folder. Pass words or numbers, and create the object from them in build."
         )
     return word

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from argosy.disk.files import check_directory, make_folder, own_text, replacing
-from argosy.disk.json_values import conforming, parsed
+from argosy.disk.files import check_directory, make_folder, read_own_text, replacing
+from argosy.disk.json_values import convert, parse_json
 from argosy.errors import ArgosyError, RunError
 
 __all__ = ["NOWHERE", "Cached", "cache_folder", "choices_folder"]
@@ -56,7 +56,7 @@ class Cached(Generic[Value]):
     def load(self, key: str) -> Value | None:
         """Return the value under this key; None if there is none, or it cannot be read."""
         try:
-            value: Value = conforming(parsed(own_text(self.folder / f"{key}.json")), self.kind, "it")
+            value: Value = convert(parse_json(read_own_text(self.folder / f"{key}.json")), self.kind, "it")
         except (OSError, ValueError, ArgosyError):
             return None  # A damaged entry costs a measurement, never a run.
         return value

@@ -19,20 +19,20 @@ from typing import BinaryIO
 from argosy.errors import RunError
 
 __all__ = [
-    "append_descriptor",
+    "open_append_descriptor",
     "append_flushed",
-    "appending",
-    "beside",
+    "open_append",
+    "unfinished_name",
     "check_directory",
     "check_own",
-    "created",
+    "create_new",
     "flush_folder",
-    "lines_of",
+    "read_lines",
     "make_folder",
-    "opened",
-    "own_text",
+    "open_plain",
+    "read_own_text",
     "replacing",
-    "sum_of",
+    "sha256_of",
     "user_path",
 ]
 
@@ -57,7 +57,7 @@ def check_directory(directory: Path) -> None:
     status = _directory(directory)
     check_own(directory, status)
     if (link := directory.lstat()).st_uid not in (status.st_uid, 0):
-        raise _others(directory, link.st_uid)
+        raise _owned_by_another(directory, link.st_uid)
     for folder in FOLDERS if status.st_mode & PASSING else ():
         with contextlib.suppress(FileNotFoundError):
             check_own(directory / folder, _directory(directory / folder))
@@ -75,7 +75,7 @@ def _directory(path: Path) -> os.stat_result:
 def check_own(path: Path, status: os.stat_result) -> None:
     """Raise RunError if another user owns or may write to a file or directory; `status` is that of the opened one."""
     if status.st_uid != os.geteuid():
-        raise _others(path, status.st_uid)
+        raise _owned_by_another(path, status.st_uid)
     if status.st_mode & OTHERS:
         raise RunError(
             f"other users may write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so they could make the run "
@@ -84,7 +84,7 @@ def check_own(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _others(path: Path, owner: int) -> RunError:
+def _owned_by_another(path: Path, owner: int) -> RunError:
     return RunError(
         f"{path} belongs to user {owner}, who could make the run execute any code; this process runs as user "
         f"{os.geteuid()}. Choose another directory, or run it as the owner."
@@ -98,14 +98,14 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o755, exist_ok=True)
 
 
-def opened(path: Path) -> BufferedReader:
+def open_plain(path: Path) -> BufferedReader:
     """Open a plain file for reading; raises RunError for anything else, and OSError if it cannot be opened."""
-    return os.fdopen(_plain(path, os.O_RDONLY), "rb")
+    return os.fdopen(_open_plain_descriptor(path, os.O_RDONLY), "rb")
 
 
-def own_text(path: Path, *, most: int = 2**20) -> str:
+def read_own_text(path: Path, *, most: int = 2**20) -> str:
     """Return the text of a small file that only this user may write; raises RunError, OSError, and ValueError if it is not text."""
-    with opened(path) as file:
+    with open_plain(path) as file:
         status = os.fstat(file.fileno())
         check_own(path, status)
         if status.st_size > most:
@@ -113,15 +113,15 @@ def own_text(path: Path, *, most: int = 2**20) -> str:
         return file.read(most).decode()
 
 
-def sum_of(path: Path) -> str:
-    """Return the SHA-256 of a file; raises what `opened` raises."""
-    with opened(path) as file:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file; raises what `open_plain` raises."""
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Yield the complete lines of a file from a byte position on, without an unfinished last line; raises what `opened` raises."""
-    with opened(path) as file:
+def read_lines(path: Path, start: int = 0) -> Iterator[bytes]:
+    """Yield the complete lines of a file from a byte position on, without an unfinished last line; raises what `open_plain` raises."""
+    with open_plain(path) as file:
         file.seek(start)
         while line := file.readline(LONGEST_LINE):
             if line.endswith(b"\n"):
@@ -130,14 +130,14 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
                 raise RunError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB. Restore a copy of it.")
 
 
-def appending(path: Path) -> BinaryIO:
+def open_append(path: Path) -> BinaryIO:
     """Open a plain file of this user for appending, and create it if it does not exist; raises RunError for anything else."""
-    return os.fdopen(append_descriptor(path), "ab", buffering=0)
+    return os.fdopen(open_append_descriptor(path), "ab", buffering=0)
 
 
-def append_descriptor(path: Path, mode: int = 0o644) -> int:
+def open_append_descriptor(path: Path, mode: int = 0o644) -> int:
     """Open such a file as a descriptor that can also be read; a run keeps the descriptors of its journal and its lock."""
-    descriptor = _plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
+    descriptor = _open_plain_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
     owner = os.fstat(descriptor).st_uid
     if owner != os.geteuid():
         os.close(descriptor)
@@ -148,7 +148,7 @@ def append_descriptor(path: Path, mode: int = 0o644) -> int:
     return descriptor
 
 
-def created(path: Path, mode: int = 0o644) -> BinaryIO:
+def create_new(path: Path, mode: int = 0o644) -> BinaryIO:
     """Create a file under an unused name; raises FileExistsError if the name exists, even as a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
 
@@ -173,8 +173,8 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
     It is written under a unique name. Anything under `path` is replaced; a link there is not followed.
     """
-    unfinished = beside(path)
-    with created(unfinished, mode) as file:
+    unfinished = unfinished_name(path)
+    with create_new(unfinished, mode) as file:
         try:
             yield file
             file.flush()
@@ -189,7 +189,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
         flush_folder(path.parent)
 
 
-def beside(path: Path) -> Path:
+def unfinished_name(path: Path) -> Path:
     """Return a name for an unfinished file that no other user can predict."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
@@ -203,13 +203,13 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
+def _open_plain_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a plain file as a descriptor; a pipe does not block and is refused."""
     try:
         descriptor = os.open(path, flags | FLAGS, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
-            raise _no_file(path) from error
+            raise _not_a_plain_file(path) from error
         raise
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
@@ -217,10 +217,10 @@ def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise _no_file(path)
+    raise _not_a_plain_file(path)
 
 
-def _no_file(path: Path) -> RunError:
+def _not_a_plain_file(path: Path) -> RunError:
     kind = "a symbolic link" if path.is_symlink() else "a pipe, a socket or a device"
     return RunError(
         f"{path} is {kind}, but a run reads and writes only regular files. Move it away, or restore a copy."

@@ -1,7 +1,7 @@
 """Read untrusted or edited JSON as values of declared types, or refuse it in one sentence.
 
 Python's parser accepts what JSON does not allow (NaN, duplicate keys), fails in the middle of deeply nested values, and checks no
-types. `parsed` refuses the first two; `conforming` checks a value against its annotation.
+types. `parse_json` refuses the first two; `convert` checks a value against its annotation.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from argosy.errors import StudyError
 from argosy.errors.checks import check_name
 
-__all__ = ["Name", "Positive", "conforming", "finite", "parsed"]
+__all__ = ["Name", "Positive", "convert", "without_infinities", "parse_json"]
 
 DEEPEST = 64
 """Most levels of nesting."""
@@ -38,16 +38,16 @@ Read = Callable[[Any, str, set[str]], Any]
 """(value, its location in words, set of fields that this version does not know) -> the converted value; raises ValueError."""
 
 
-def finite(value: Any) -> Any:
+def without_infinities(value: Any) -> Any:
     """Return the value with None for numbers that are not finite, because JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: without_infinities(item) for key, item in value.items()}
+    return [without_infinities(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def parsed(text: str, *, infinite: bool = False) -> Any:
+def parse_json(text: str, *, infinite: bool = False) -> Any:
     """Return the value of a JSON text; raises ValueError for invalid JSON. `infinite` allows NaN and infinity."""
     try:
         value = _decoder(infinite).decode(text)
@@ -62,21 +62,21 @@ def parsed(text: str, *, infinite: bool = False) -> Any:
 @functools.cache
 def _decoder(infinite: bool) -> json.JSONDecoder:
     strict: dict[str, Any] = {} if infinite else {"parse_constant": _finite, "parse_float": _finite}
-    return json.JSONDecoder(object_pairs_hook=_once, **strict)
+    return json.JSONDecoder(object_pairs_hook=_without_duplicates, **strict)
 
 
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"it has the key {_cut(repr(next(key for key in keys if keys.count(key) > 1)))} twice")
+        raise ValueError(f"it has the key {_shorten(repr(next(key for key in keys if keys.count(key) > 1)))} twice")
     return found
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_cut(text)} is not a finite number")
+        raise ValueError(f"{_shorten(text)} is not a finite number")
     return number
 
 
@@ -91,7 +91,7 @@ def _check_depth(value: Any) -> None:
         level = [item for one in inside for item in (one.values() if isinstance(one, dict) else one)]
 
 
-def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = None) -> Any:
+def convert(value: Any, kind: Any, where: str, strange: set[str] | None = None) -> Any:
     """Return a JSON value converted to an annotation: arrays become tuples, objects become dictionaries or dataclasses.
 
     Raises ValueError, which names `where`, what was found and what was expected. A single number must be finite; numbers by name,
@@ -102,10 +102,10 @@ def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = Non
 
 
 def _refused(value: Any, where: str, wanted: str) -> ValueError:
-    return ValueError(f"{_cut(where)} is {_cut(repr(value))}, but must be {wanted}")
+    return ValueError(f"{_shorten(where)} is {_shorten(repr(value))}, but must be {wanted}")
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
@@ -124,7 +124,7 @@ def _reader(kind: Any) -> Read:
         whole = len(inside) == 2 and inside[1] is Ellipsis
         return _array(_reader(inside[0])) if whole else _row([_reader(one) for one in inside])
     if origin is Mapping or origin is dict:
-        return _object(_reader(inside[0]), _figure if inside[1] is float else _reader(inside[1]))
+        return _object(_reader(inside[0]), _read_any_number if inside[1] is float else _reader(inside[1]))
     if is_dataclass(kind):
         return _fields(kind)
     return _typed_dict(kind) if is_typeddict(kind) else PLAIN[kind]
@@ -139,42 +139,42 @@ def _of_type(is_one: Callable[[Any], bool], wanted: str) -> Read:
     return read
 
 
-def _whole(value: Any, where: str, strange: set[str]) -> int:
+def _read_int(value: Any, where: str, strange: set[str]) -> int:
     if type(value) is int and 0 <= value < LARGEST:
         return value
     raise _refused(value, where, "an integer of at least 0")
 
 
-def _text(value: Any, where: str, strange: set[str]) -> str:
+def _read_str(value: Any, where: str, strange: set[str]) -> str:
     if type(value) is str:
         return value
     raise _refused(value, where, "a string")
 
 
-def _figure(value: Any, where: str, strange: set[str]) -> float:
+def _read_any_number(value: Any, where: str, strange: set[str]) -> float:
     if type(value) is float or (type(value) is int and -LARGEST < value < LARGEST):
         number: float = value
         return number
     raise _refused(value, where, "a number")
 
 
-def _number(value: Any, where: str, strange: set[str]) -> float:
-    number = _figure(value, where, strange)
+def _read_finite(value: Any, where: str, strange: set[str]) -> float:
+    number = _read_any_number(value, where, strange)
     if math.isfinite(number):
         return number
     raise _refused(value, where, "a finite number")
 
 
-def _tuples(value: Any, where: str = "", strange: Any = None) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _as_tuples(value: Any, where: str = "", strange: Any = None) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 PLAIN: dict[Any, Read] = {
     bool: _of_type(lambda value: type(value) is bool, "true or false"),
-    int: _whole,
-    float: _number,
-    str: _text,
-    Any: _tuples,
+    int: _read_int,
+    float: _read_finite,
+    str: _read_str,
+    Any: _as_tuples,
 }
 """Readers of values without nested values."""
 
@@ -246,7 +246,7 @@ def _fields(kind: Any) -> Read:
             if name in readers:
                 found[name] = readers[name](item, name, strange)
             else:
-                strange.add(_cut(f"{kind.__name__}.{name}"))
+                strange.add(_shorten(f"{kind.__name__}.{name}"))
         return kind(**found)
 
     return read

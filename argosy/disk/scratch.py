@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["in_use", "is_left", "scratch"]
+__all__ = ["is_locked", "is_abandoned", "scratch"]
 
 YOUNG_SECONDS = 60.0
 """A process locks its folder at most this long after creating it."""
@@ -24,7 +24,7 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     for folder in parent.glob(f"argosy-{kind}-*"):
-        if is_left(folder):
+        if is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"argosy-{kind}-", dir=parent) as made:
         lock = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
@@ -36,17 +36,17 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
-def is_left(folder: Path) -> bool:
+def is_abandoned(folder: Path) -> bool:
     """Return whether a folder belongs to this user and to no process. Young ones are spared, because their process may be about to lock them."""
     try:
         status = folder.lstat()
         own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        return own and time.time() - status.st_mtime > YOUNG_SECONDS and not in_use(folder)
+        return own and time.time() - status.st_mtime > YOUNG_SECONDS and not is_locked(folder)
     except OSError:
         return False
 
 
-def in_use(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether a process holds a lock on a file or folder; raises OSError where there are no locks."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

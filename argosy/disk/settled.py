@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from argosy.errors.system import disk_refused, means_refused
+from argosy.errors.system import disk_refused, resources_refused
 
-__all__ = ["deleted_if_refused", "settle"]
+__all__ = ["delete_if_refused", "rename_flushed"]
 
 MANY = 4
 """Least number of files for which one flush of the file system is cheaper than flushing each (2 files: equal; 8: half)."""
@@ -18,11 +18,11 @@ LITTLE = 64 * 2**20
 _libc = ctypes.CDLL(None)
 
 
-def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Flush (temporary, final) files to the disk and rename them; raises what `deleted_if_refused` raises."""
+def rename_flushed(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Flush (temporary, final) files to the disk and rename them; raises what `delete_if_refused` raises."""
     if not pairs:
         return
-    with deleted_if_refused(pairs, pairs[-1][1]):
+    with delete_if_refused(pairs, pairs[-1][1]):
         _flush_files([temporary for temporary, _ in pairs])
         for temporary, path in pairs:
             temporary.rename(path)
@@ -30,7 +30,7 @@ def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
 
 
 @contextlib.contextmanager
-def deleted_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[None]:
+def delete_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[None]:
     """Delete temporary files and raise DiskError or WorkerError if the system refuses an operation in the block."""
     try:
         yield
@@ -41,7 +41,7 @@ def deleted_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator
         # Torch's writer raises its own error after a refused write, without the reason.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         what = f"cannot write {at}; the checkpoint before it is untouched"
-        raise means_refused(cause, what) or disk_refused(cause, what) from error
+        raise resources_refused(cause, what) or disk_refused(cause, what) from error
 
 
 def _flush_files(paths: Collection[Path]) -> None:

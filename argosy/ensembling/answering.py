@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import RunError
-from argosy.stream.samples import THROWN
+from argosy.stream.samples import USER_ERRORS
 from argosy.stream.trees import described, flatten, unflatten
 
-__all__ = ["answer", "answer_in_batches", "called", "takes"]
+__all__ = ["answer", "answer_in_batches", "call_network", "takes_keywords"]
 
 
 def answer(network: nn.Module, inputs: Any) -> Any:
@@ -19,7 +19,7 @@ def answer(network: nn.Module, inputs: Any) -> Any:
 
     If the output has an attribute ``logits``, as with Hugging Face, that is returned.
     """
-    made = called(network, inputs)
+    made = call_network(network, inputs)
     made = getattr(made, "logits", made)
     leaves, tree = flatten(made)
     wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
@@ -52,7 +52,7 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
             ]
         except RunError:
             raise
-        except THROWN as error:  # the user's code
+        except USER_ERRORS as error:  # the user's code
             found, cause = found or f"raised {error!r}", cause or error
             continue
         wrong = [tuple(output.shape) for outputs, _ in made for output in outputs if output.shape[:1] != (size,)]
@@ -71,11 +71,11 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
     ) from cause
 
 
-def called(network: nn.Module, inputs: Any) -> Any:
+def call_network(network: nn.Module, inputs: Any) -> Any:
     """Call the network; a dict whose keys are parameters of ``forward`` is passed as keyword arguments, as with Hugging Face."""
-    return network(**inputs) if isinstance(inputs, Mapping) and takes(network, inputs) else network(inputs)
+    return network(**inputs) if isinstance(inputs, Mapping) and takes_keywords(network, inputs) else network(inputs)
 
 
-def takes(network: nn.Module, names: Mapping[str, Any]) -> bool:
+def takes_keywords(network: nn.Module, names: Mapping[str, Any]) -> bool:
     """Return whether all these names are parameters of the network's ``forward``; otherwise it gets the dict itself."""
     return names.keys() <= inspect.signature(network.forward).parameters.keys()

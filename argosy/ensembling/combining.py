@@ -10,7 +10,16 @@ from torch.nn import functional
 from argosy.errors import RunError
 from argosy.stream.trees import Structure, described, flatten, map_leaves, unflatten
 
-__all__ = ["Combine", "Combines", "check_alike", "combined", "each_combine", "quantiles", "stacked", "variance"]
+__all__ = [
+    "Combine",
+    "Combines",
+    "check_same_structure",
+    "combine_outputs",
+    "combine_per_output",
+    "quantiles",
+    "stack_outputs",
+    "variance",
+]
 
 Combine = Literal["probabilities", "logits", "votes", "mean"]
 """How outputs are combined: classes by mean probabilities, by the probabilities of mean logits, or by votes; numbers by their mean."""
@@ -18,15 +27,15 @@ Combines = Combine | tuple[Any, ...] | Mapping[Any, Any]
 """One `Combine` for all outputs of a network, or one for each, in the structure of the outputs."""
 
 
-def stacked(outputs: Mapping[str, Any]) -> Any:
+def stack_outputs(outputs: Mapping[str, Any]) -> Any:
     """Stack the outputs of several networks, given by name, into tensors ``[members, B, …]``; raises RunError if structures differ."""
     leaves, structures = zip(*map(flatten, outputs.values()), strict=True)
     if len({*structures}) > 1:
-        check_alike(outputs)
+        check_same_structure(outputs)
     return unflatten([torch.stack(of_one) for of_one in zip(*leaves, strict=True)], structures[0])
 
 
-def check_alike(outputs: Mapping[str, Any]) -> None:
+def check_same_structure(outputs: Mapping[str, Any]) -> None:
     """Raise RunError if the outputs of several networks, given by name, differ in structure or shape; not to be called during tracing."""
     shapes = {name: repr(map_leaves(lambda leaf: tuple(leaf.shape[1:]), output)) for name, output in outputs.items()}
     if len({*shapes.values()}) > 1:
@@ -37,24 +46,24 @@ def check_alike(outputs: Mapping[str, Any]) -> None:
         )
 
 
-def each_combine(combine: Combines, structure: Structure) -> list[Combine]:
+def combine_per_output(combine: Combines, structure: Structure) -> list[Combine]:
     """Return how to combine each output of this structure; raises RunError if `combine` has a different one."""
     if structure is None and isinstance(combine, str):
         return [combine]
     if structure is not None:
         keys, parts = structure[1] or range(len(structure[2])), structure[2]
         if isinstance(combine, str):
-            return [one for part in parts for one in each_combine(combine, part)]
+            return [one for part in parts for one in combine_per_output(combine, part)]
         given = combine if isinstance(combine, Mapping) else dict(enumerate(combine))
         if given.keys() == {*keys}:
-            return [one for key, part in zip(keys, parts, strict=True) for one in each_combine(given[key], part)]
+            return [one for key, part in zip(keys, parts, strict=True) for one in combine_per_output(given[key], part)]
     raise RunError(
         f"combine={combine!r} does not match the outputs of these networks, {described(structure)}. Pass one word for "
         "all outputs, or one for each in the structure that the networks return: a tuple for a tuple, else a dict."
     )
 
 
-def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
+def combine_outputs(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
     """Combine outputs ``[members, B, …]`` into numbers ``[B, …]`` or probabilities ``[B, classes, …]``; the weights sum to one.
 
     Classes are the first dimension after the batch, as for cross-entropy. Logits are divided by the temperatures first.
@@ -64,10 +73,10 @@ def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, comb
     logits_MBC = outputs_MB / _over_members(temperatures_M, outputs_MB)
     if combine == "logits":
         return _mean(logits_MBC, weights_M).softmax(dim=1)
-    return _mean(said(logits_MBC, combine), weights_M)
+    return _mean(member_terms(logits_MBC, combine), weights_M)
 
 
-def said(logits_MBC: Tensor, combine: Combine) -> Tensor:
+def member_terms(logits_MBC: Tensor, combine: Combine) -> Tensor:
     """Return each member's term in the weighted sum: its probabilities, logits or vote."""
     if combine == "probabilities":
         return logits_MBC.softmax(dim=2)

@@ -9,8 +9,15 @@ from torch import Tensor, nn
 
 from argosy.disk.files import user_path
 from argosy.ensembling.answering import answer
-from argosy.ensembling.combining import Combines, combined, each_combine, quantiles, stacked, variance
-from argosy.ensembling.opening import opened
+from argosy.ensembling.combining import (
+    Combines,
+    combine_outputs,
+    combine_per_output,
+    quantiles,
+    stack_outputs,
+    variance,
+)
+from argosy.ensembling.opening import network_with_weights
 from argosy.ensembling.preparing import InputPreparation
 from argosy.errors import RunError
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -62,15 +69,15 @@ class Ensemble(nn.Module):
         """Return the combined prediction."""
         outputs, tree = flatten(self.outputs(inputs))
         made = [
-            combined(output_MB, self.weights, self.temperatures, how)
-            for output_MB, how in zip(outputs, each_combine(self.combine, tree), strict=True)
+            combine_outputs(output_MB, self.weights, self.temperatures, how)
+            for output_MB, how in zip(outputs, combine_per_output(self.combine, tree), strict=True)
         ]
         return unflatten(made, tree)
 
     def outputs(self, inputs: Any) -> Any:
         """Return the output of each network, ``[members, B, …]``."""
         ready = inputs if self.preparation is None else self.preparation.inputs(inputs)
-        return stacked({name: answer(one, ready) for name, one in zip(self.names, self.networks, strict=True)})
+        return stack_outputs({name: answer(one, ready) for name, one in zip(self.names, self.networks, strict=True)})
 
     def variance(self, inputs: Any) -> Any:
         """Return the weighted variance of the networks' outputs, ``[B, …]``."""
@@ -87,7 +94,7 @@ class Ensemble(nn.Module):
         with checkpoint.unmerged(self.networks):
             states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
-            copied = checkpoint.plain(state, host=True)
+            copied = checkpoint.to_plain(state, host=True)
         checkpoint.save(copied, user_path(path))
 
     @classmethod
@@ -113,7 +120,7 @@ class Ensemble(nn.Module):
             )
         seeds = found.get("seeds") or [0] * len(states)
         networks = {
-            name: opened(by_name[member_of(name)], state, seed)
+            name: network_with_weights(by_name[member_of(name)], state, seed)
             for (name, state), seed in zip(states.items(), seeds, strict=True)
         }
         return cls(networks, **found, preparation=preparation).eval()

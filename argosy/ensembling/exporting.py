@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from argosy.data.features import Features, Unfrozen
-from argosy.ensembling.answering import takes
+from argosy.ensembling.answering import takes_keywords
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import features_of, few_inputs
 from argosy.ensembling.preparing import Prepared, prepares_itself
@@ -17,13 +17,13 @@ from argosy.stream.trees import flatten
 from argosy.study import Study
 from argosy.version import __version__
 
-__all__ = ["exported"]
+__all__ = ["build_exported"]
 
 PAIRS = 4
 """Pairs of samples that are compared to find sizes that vary."""
 
 
-def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
+def build_exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
     """Return a network of the study for export; `samples` is the number by split, `row` the result of the network's member, if it has one."""
     prepares = prepares_itself(network)
     bare = network.network if isinstance(network, Prepared) else network
@@ -33,7 +33,7 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
     if isinstance(network, Unfrozen):
         inputs = network.own(inputs)  # only the inputs at its own cut, not those of other cuts
     features = features_of(study)
-    by_name = isinstance(inputs, Mapping) and takes(network, inputs)
+    by_name = isinstance(inputs, Mapping) and takes_keywords(network, inputs)
     about = About(
         name=row.name if row is not None else type(bare).__name__.lower(),
         network=type(bare).__name__,

@@ -7,11 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.calibrate import temperature
-from argosy.ensembling.combining import Combine, Combines, combined, stacked
+from argosy.ensembling.combining import Combine, Combines, combine_outputs, stack_outputs
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted, Reduced
 from argosy.ensembling.scores import disagreement, scores_of_classes, scores_of_numbers
-from argosy.ensembling.select import PART, How, losses_of, of_errors, of_probabilities, selected, terms
+from argosy.ensembling.select import (
+    PART,
+    How,
+    loss_terms,
+    losses_of,
+    mean_squared_error,
+    negative_log_likelihood,
+    select_weights,
+)
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 from argosy.study import IGNORED
@@ -20,11 +28,11 @@ __all__ = [
     "PROBABILITIES",
     "Reducible",
     "Select",
-    "alike",
-    "apart",
+    "make_uniform",
+    "make_cross_validated",
     "check_classes_first",
-    "make",
-    "reduced",
+    "make_ensemble",
+    "make_reducer",
     "weights_of",
 ]
 
@@ -58,7 +66,7 @@ def check_classes_first(predicted: Predicted, *, known: bool) -> None:
         )
 
 
-def alike(
+def make_uniform(
     networks: Mapping[str, nn.Module],
     seeds: Sequence[int],
     combine: Combines,
@@ -79,7 +87,7 @@ def alike(
     )
 
 
-def apart(
+def make_cross_validated(
     networks: Mapping[str, nn.Module], seeds: Sequence[int], held_out: Sequence[Predicted], *, combine: Combine
 ) -> Ensemble:
     """Return an ensemble of networks that were validated on different samples, such as folds; scores are computed on their `held_out` outputs.
@@ -89,37 +97,43 @@ def apart(
     score, names = scores_of_numbers if combine == "mean" else scores_of_classes, list(networks)
     try:
         found = [
-            _answers({name: network}, predicted, combine)
+            _held_out_predictions({name: network}, predicted, combine)
             for (name, network), predicted in zip(networks.items(), held_out, strict=True)
         ]
     except RunError as error:
-        return alike(networks, seeds, combine, note=f"no scores: {error}")
+        return make_uniform(networks, seeds, combine, note=f"no scores: {error}")
     whole = torch.cat([answer for answer, _ in found]), torch.cat([target for _, target in found])
     rows: list[dict[str, Any]] = [
         {"network": name, "weight": 1 / len(names), "samples": len(target), **score(answer, target)}
         for name, (answer, target) in zip(["out of fold", *names], [whole, *found], strict=True)
     ]
     rows[0]["weight"] = None
-    return alike(networks, seeds, combine, note=APART, scores=rows)
+    return make_uniform(networks, seeds, combine, note=APART, scores=rows)
 
 
-def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: Combine) -> tuple[Tensor, Tensor]:
+def _held_out_predictions(
+    networks: Mapping[str, nn.Module], predicted: Predicted, combine: Combine
+) -> tuple[Tensor, Tensor]:
     """Return one network's predictions for the samples that it held out, and their targets."""
-    (output_N,), target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
+    (output_N,), target_N = _as_combined(
+        dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine
+    )
     return output_N if combine == "mean" else output_N.softmax(dim=1), target_N
 
 
-def reduced(combine: Reducible) -> Reduced:
+def make_reducer(combine: Reducible) -> Reduced:
     """Return a function that reduces a network's output for a batch to what `weights_of` needs; it raises RunError if outputs cannot be combined."""
-    return lambda output, target: terms(*_outputs({"it": output}, target, combine), combine)[0]
+    return lambda output, target: loss_terms(*_as_combined({"it": output}, target, combine), combine)[0]
 
 
 def weights_of(reduced_outputs: Sequence[Tensor], combine: Reducible, how: How) -> list[float]:
-    """Return the weights that selection gives networks, given their `reduced` outputs for all samples; temperatures are not applied."""
-    return selected(torch.stack([*reduced_outputs]), of_errors if combine == "mean" else of_probabilities, how)
+    """Return the weights that selection gives networks, given their `make_reducer` outputs for all samples; temperatures are not applied."""
+    return select_weights(
+        torch.stack([*reduced_outputs]), mean_squared_error if combine == "mean" else negative_log_likelihood, how
+    )
 
 
-def make(
+def make_ensemble(
     networks: Mapping[str, nn.Module],
     seeds: Sequence[int],
     predicted: Predicted,
@@ -130,7 +144,7 @@ def make(
     weights: Sequence[float] = (),
 ) -> Ensemble:
     """Return an ensemble of the networks with these weights, or select them here if none are given; raises RunError if it is impossible."""
-    outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
+    outputs_MN, target_N = _as_combined(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
     # With many classes, a copy of all outputs may exceed memory, so avoid it if possible.
@@ -139,7 +153,7 @@ def make(
     if not weights:
         weights = [1 / count] * count
         if select is not None:
-            weights = selected(terms(cooled_MN, target_N, combine), losses_of(target_N, combine), select)
+            weights = select_weights(loss_terms(cooled_MN, target_N, combine), losses_of(target_N, combine), select)
     kept = [number for number, weight in enumerate(weights) if weight]
     names = list(networks)
     return Ensemble(
@@ -165,7 +179,7 @@ def _scores(
     weights_M = outputs_MN.new_tensor(weights)
     chosen_MN, weights_M = outputs_MN if all(weights) else outputs_MN[weights_M > 0], weights_M[weights_M > 0]
     parts_MN = chosen_MN.chunk(chosen_MN.numel() // PART + 1, dim=1)
-    parts = [combined(part_MN, weights_M, torch.ones_like(weights_M), combine) for part_MN in parts_MN]
+    parts = [combine_outputs(part_MN, weights_M, torch.ones_like(weights_M), combine) for part_MN in parts_MN]
     together = score(torch.cat(parts), target_N)
     if not numbers:
         together["disagreement"] = disagreement(chosen_MN)
@@ -176,13 +190,13 @@ def _scores(
     return rows
 
 
-def _outputs(outputs: Mapping[str, Any], targets: Any, combine: Combine) -> tuple[Tensor, Tensor]:
+def _as_combined(outputs: Mapping[str, Any], targets: Any, combine: Combine) -> tuple[Tensor, Tensor]:
     """Return the outputs of all networks and the targets, in the shapes in which they are combined."""
-    outputs_MN = _one_output(outputs)
-    return _numbers(outputs_MN, targets) if combine == "mean" else _classes(outputs_MN, targets)
+    outputs_MN = _single_output(outputs)
+    return _as_numbers(outputs_MN, targets) if combine == "mean" else _as_classes(outputs_MN, targets)
 
 
-def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
+def _as_numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     """Return outputs ``[M, N, …]`` and targets ``[N, …]``."""
     if target is None or target.shape != outputs_MN.shape[1:]:
         raise RunError(
@@ -193,7 +207,7 @@ def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     return outputs_MN.double(), target.double()
 
 
-def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
+def _as_classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel with a class counts as one of the N samples."""
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
@@ -217,9 +231,9 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     return outputs_MNC.double(), target_N
 
 
-def _one_output(by_network: Mapping[str, Any]) -> Tensor:
+def _single_output(by_network: Mapping[str, Any]) -> Tensor:
     """Return outputs ``[M, N, …]``; raises RunError if a network has several outputs, or if the networks' outputs differ in shape."""
-    outputs = stacked(by_network)
+    outputs = stack_outputs(by_network)
     if isinstance(outputs, Tensor):
         return outputs
     raise RunError(

@@ -8,20 +8,20 @@ from torch import nn
 
 from argosy.errors import RunError
 from argosy.study import Member
-from argosy.training.device.devices import backend_of
-from argosy.training.device.process_state import random_states_kept
+from argosy.training.device.devices import open_backend
+from argosy.training.device.process_state import preserve_random_states
 from argosy.training.member.live import load_weights
 from argosy.training.member.randomness import Randomness
 
-__all__ = ["opened"]
+__all__ = ["network_with_weights"]
 
 
-def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
+def network_with_weights(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
     """Return the member's network with these weights, in ``eval()`` on the CPU; raise RunError if they do not fit it.
 
     The network is built with the same seed as for training, so random parts that are not among its weights are reproduced.
     """
-    with random_states_kept(), Randomness.seeded(seed, backend_of("cpu:0")).building():
+    with preserve_random_states(), Randomness.seeded(seed, open_backend("cpu:0")).building():
         network: nn.Module = member.model()
     try:
         load_weights(network, weights, torch.device("cpu"))

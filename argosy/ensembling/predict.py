@@ -14,17 +14,17 @@ from argosy.data.features import Features
 from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
-from argosy.errors.checks import check_no_loader
+from argosy.errors.checks import check_not_a_loader
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
-from argosy.stream.padding import fitted
-from argosy.stream.sources import Source, keep, open_split, probed
+from argosy.stream.padding import make_stacked_batch
+from argosy.stream.sources import Source, open_kept_rows, open_split, probe_split
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Data, Study
-from argosy.training.device.process_state import random_states_kept
+from argosy.training.device.process_state import preserve_random_states
 
 __all__ = [
     "Predicted",
@@ -36,8 +36,8 @@ __all__ = [
     "few_inputs",
     "predict",
     "preparation_of",
-    "preparing",
-    "samples_of",
+    "make_preparer",
+    "data_with_samples",
 ]
 
 ROWS = 256
@@ -61,7 +61,7 @@ class Predicted(NamedTuple):
     """Number of samples in the whole dataset."""
 
 
-def samples_of(study: Study, samples: Any) -> Data:
+def data_with_samples(study: Study, samples: Any) -> Data:
     """Return the study's data with these samples for validation.
 
     Samples are an array, several in a tuple or in dicts by name, a Dataset, or a function that returns one. Raises StudyError for a table,
@@ -74,7 +74,7 @@ def samples_of(study: Study, samples: Any) -> Data:
             "of what argosy.fit returned, or pass the columns in the order of training as an array: "
             "table[columns].to_numpy()."
         )
-    check_no_loader("samples to predict: the object passed", samples)
+    check_not_a_loader("samples to predict: the object passed", samples)
     if hasattr(samples, "shape"):
         samples = (samples,)
     if isinstance(samples, Mapping) or (
@@ -115,9 +115,9 @@ def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPre
     """Return the study's preparation of batches on the device; None if it has none. Raises StudyError if its samples cannot be opened."""
     if study.data.on_device is None:
         return None
-    with random_states_kept():
-        source = _opened(study.data, study.seed, example_split(study))
-        block = _prepared(source, np.unique(np.linspace(0, source.length - 1, FEW, dtype=np.int64)))
+    with preserve_random_states():
+        source = _open_source(study.data, study.seed, example_split(study))
+        block = _read_block(source, np.unique(np.linspace(0, source.length - 1, FEW, dtype=np.int64)))
         return InputPreparation.of(study.data.on_device, source.layout, _leaves(block, torch.device(device)))
 
 
@@ -128,7 +128,7 @@ def example_split(study: Study) -> str:
 
 def features_of(study: Study) -> Features | None:
     """Return the study's samples from `argosy.data.features`, with their frozen network; None if it uses none."""
-    with random_states_kept():
+    with preserve_random_states():
         found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
     return found if isinstance(found, Features) else None
 
@@ -138,9 +138,9 @@ def check_features(study: Study, samples: Data) -> None:
     features = features_of(study)
     if features is None or (isinstance(samples.val, Features) and samples.val.unfreeze == features.unfreeze):
         return
-    with random_states_kept():
+    with preserve_random_states():
         known, given = (
-            _opened(data, study.seed, split).layout
+            _open_source(data, study.seed, split).layout
             for data, split in ((study.data, example_split(study)), (samples, "val"))
         )
     known_inputs, given_inputs = (_shapes_of_inputs(layout) for layout in (known, given))
@@ -166,14 +166,14 @@ def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
 
     Raises StudyError if the study's samples cannot be opened.
     """
-    with random_states_kept():
-        source = _opened(study.data, study.seed, example_split(study))
-        block = _prepared(source, np.arange(first, first + 2) % source.length)
+    with preserve_random_states():
+        source = _open_source(study.data, study.seed, example_split(study))
+        block = _read_block(source, np.arange(first, first + 2) % source.length)
         inputs = _batch(block, study.data.on_device if prepared else None, torch.device("cpu"))[0]
     return {name: leaf for name, leaf in inputs.items() if name != "labels"} if isinstance(inputs, Mapping) else inputs
 
 
-def preparing(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:
+def make_preparer(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:
     """Return a function that applies `Data.on_device` to batches; it opens the study's samples if a batch has no target."""
     on_device = study.data.on_device
     if on_device is None:
@@ -213,16 +213,16 @@ def predict(
     if all of them raise and are skipped.
     """
     device = device_of(networks[0])
-    with random_states_kept(), torch.no_grad():
+    with preserve_random_states(), torch.no_grad():
         for network in networks:
             network.eval()
-        source = _opened(data, seed, "val")
+        source = _open_source(data, seed, "val")
         chosen = np.arange(source.length) if indices is None else np.asarray(indices, dtype=np.int64)
         sizes = [*sizes, *(min(size, len(chosen)) for size in sizes)]  # validation samples may be fewer than a batch
         outputs: list[list[Any]] = [[] for _ in networks]
         targets, kept = [], []
         for start in range(0, len(chosen), ROWS):
-            block = _prepared(source, chosen[start : start + ROWS])
+            block = _read_block(source, chosen[start : start + ROWS])
             if not block.sound.any():
                 continue
             inputs, target = _batch(block, preparation, device)
@@ -235,17 +235,17 @@ def predict(
         raise RunError(
             f"all samples to predict ({len(chosen):,}) raised in the Dataset. Pass samples that it can prepare."
         )
-    whole = None if targets[0] is None else _joined(targets, "targets")
-    return Predicted([_joined(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
+    whole = None if targets[0] is None else _join_outputs(targets, "targets")
+    return Predicted([_join_outputs(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
 
 
-def _joined(parts: list[Any], what: str) -> Any:
+def _join_outputs(parts: list[Any], what: str) -> Any:
     """Join the rows of several batches, for each output; raises RunError if their samples differ in shape."""
     leaves = zip(*(flatten(part)[0] for part in parts), strict=True)
-    return unflatten([_rows(of_one, what) for of_one in leaves], flatten(parts[0])[1])
+    return unflatten([_join_rows(of_one, what) for of_one in leaves], flatten(parts[0])[1])
 
 
-def _rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
+def _join_rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
     shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
     if len(shapes) > 1:
         raise RunError(
@@ -256,21 +256,21 @@ def _rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
     return torch.cat(parts)
 
 
-def _opened(data: Data, seed: int, split: str) -> Source:
+def _open_source(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
     found = open_split(data, split, seed=seed, heartbeat=heartbeat)
     # Read samples that a run has kept, but keep no more: only runs have a budget for that.
     cache = RowCache(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    source = probed(found, split, data, prover, seed=seed, heartbeat=heartbeat)
-    keep({split: source}, most_bytes=0)
+    source = probe_split(found, split, data, prover, seed=seed, heartbeat=heartbeat)
+    open_kept_rows({split: source}, most_bytes=0)
     return source
 
 
 def _batch(block: Block, preparation: Callable[[Any], Any] | None, device: torch.device) -> tuple[Any, Any]:
     """Return the inputs, and the target on the host; None if samples have no target."""
     batch = unflatten(_leaves(block, device), block.tree)
-    inputs, target = inputs_and_target(fitted(batch if preparation is None else preparation(batch)))
+    inputs, target = inputs_and_target(make_stacked_batch(batch if preparation is None else preparation(batch)))
     return inputs, target.cpu() if isinstance(target, Tensor) else None
 
 
@@ -280,7 +280,7 @@ def _leaves(block: Block, device: torch.device) -> list[Tensor]:
     return [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
 
 
-def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
+def _read_block(source: Source, indices: np.ndarray[Any, Any]) -> Block:
     """Read these samples as in the first epoch."""
     rows = len(indices)
     place = Place(leg=0, split="val", epoch=0, section=0, start=0, rows=rows, last=True)

@@ -8,7 +8,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from argosy.ensembling.answering import called
+from argosy.ensembling.answering import call_network
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits
 from argosy.stream.trees import Structure, described, flatten, unflatten
@@ -110,7 +110,7 @@ class Prepared(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Return the network's output for the prepared inputs."""
-        return called(self.network, self.preparation.inputs(inputs))
+        return call_network(self.network, self.preparation.inputs(inputs))
 
 
 def prepares_itself(network: nn.Module) -> bool:

@@ -10,36 +10,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
+from argosy.ensembling.combining import Combine, Combines, check_same_structure, combine_per_output
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
-from argosy.ensembling.exporting import exported
+from argosy.ensembling.exporting import build_exported
 from argosy.ensembling.making import (
     PROBABILITIES,
     Reducible,
     Select,
-    alike,
-    apart,
     check_classes_first,
-    make,
-    reduced,
+    make_cross_validated,
+    make_ensemble,
+    make_reducer,
+    make_uniform,
     weights_of,
 )
-from argosy.ensembling.opening import opened
+from argosy.ensembling.opening import network_with_weights
 from argosy.ensembling.predict import (
     Predicted,
     Reduced,
     check_features,
+    data_with_samples,
     device_of,
+    make_preparer,
     predict,
     preparation_of,
-    preparing,
-    samples_of,
 )
 from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.ensembling.select import How
 from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice
-from argosy.errors.spelling import listed, meant
+from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
 from argosy.results.fold import MemberState, RunState
@@ -48,8 +48,8 @@ from argosy.stream.copied import copy_of
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
-from argosy.training.member.answers import kind_of
-from argosy.training.member.live import seed_of
+from argosy.training.member.answers import answer_kind
+from argosy.training.member.live import effective_seed
 from argosy.training.member.snapshots import unstacked
 
 __all__ = ["Trained"]
@@ -68,10 +68,10 @@ class Trained:
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """Implement `Networks.load`; raises RunError if nothing was saved or the study has no such member."""
         preparation = preparation_of(self.known_study()) if preprocess else None
-        network, _ = self._best_of(name)
+        network, _ = self._load_best(name)
         return network if preparation is None else Prepared(network, preparation).eval()
 
-    def _best_of(self, name: str) -> tuple[nn.Module, tuple[int, int]]:
+    def _load_best(self, name: str) -> tuple[nn.Module, tuple[int, int]]:
         """Return a member's network with its best saved weights, and their (epoch, section); warn if better ones are not saved yet."""
         study, state = self.known_study(), self.state.member(name)
         saved = next((saved for saved in reversed(state.saved) if saved.best is not None), None)
@@ -81,7 +81,7 @@ class Trained:
             )
         if name not in study.names:
             raise RunError(
-                f"the study has no member {name!r}{meant(name, study.names)}, only {listed(study.names)}. Pass the "
+                f"the study has no member {name!r}{did_you_mean(name, study.names)}, only {format_names(study.names)}. Pass the "
                 "run's own study, including members that were added or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
@@ -95,7 +95,7 @@ class Trained:
                 "saved yet. Train it further, then load it again.",
             )
         member = study.member(name)
-        network = opened(member, best["model"], seed_of(member, study.seed))
+        network = network_with_weights(member, best["model"], effective_seed(member, study.seed))
         if changed := self.changed.get(name):
             warn_caller(
                 f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), but it has "
@@ -114,13 +114,13 @@ class Trained:
                 f"the study of {self.directory} has no validation data to predict. Pass samples, for example "
                 "report.predict((x,))."
             )
-        data = study.data if samples is None else samples_of(study, samples)
+        data = study.data if samples is None else data_with_samples(study, samples)
         if samples is not None:
             check_features(study, data)
-        preparation = study.data.on_device if samples is None else preparing(study, device_of(network))
+        preparation = study.data.on_device if samples is None else make_preparer(study, device_of(network))
         if prepares_itself(network):
             preparation = None
-        found = predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study))
+        found = predict([network], data, seed=study.seed, preparation=preparation, sizes=_batch_sizes(study))
         return found.outputs[0] if len(found.indices) == found.length else _with_gaps(found)
 
     def ensemble(
@@ -146,8 +146,8 @@ class Trained:
         study = self.known_study()
         networks = {name: self.load(name) for name in names}
         members = [study.member(name) for name in names]
-        seeds = [seed_of(member, study.seed) for member in members]
-        combine = combine or _usual(members)
+        seeds = [effective_seed(member, study.seed) for member in members]
+        combine = combine or _default_combine(members)
         if calibrate and not {"probabilities", "logits", "votes"} & {*flatten(combine)[0]}:
             raise RunError(
                 f"report.ensemble: calibrate=True fits a temperature to class logits, but with combine={combine!r} "
@@ -159,41 +159,43 @@ class Trained:
                 f"report.ensemble: select={select!r} compares errors of numbers, but members with BCEWithLogitsLoss "
                 f"return logits. Remove select=, or use {PROBABILITIES}."
             )
-        shared = study.data.has_val and _all_validated_alike(members)
+        shared = study.data.has_val and _share_validation(members)
         if not shared and (select is not None or calibrate):
             found = "have different validation samples" if study.data.has_val else "have no validation samples"
             raise RunError(
-                f"members {listed(map(repr, names))} {found}, but select= and calibrate= need the same ones for all. "
+                f"members {format_names(map(repr, names))} {found}, but select= and calibrate= need the same ones for all. "
                 "Remove these arguments, or choose members that share validation samples, with members=."
             )
         if not study.data.has_val:
-            return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
+            return make_uniform(networks, seeds, combine, note="no scores: the study has no validation samples")
         if logits:
-            return alike(networks, seeds, combine, note="no scores: outputs are logits, but targets are not")
+            return make_uniform(networks, seeds, combine, note="no scores: outputs are logits, but targets are not")
         weights: list[float] = []
         if snapshots and select is not None and not calibrate and (combine == "probabilities" or combine == "mean"):
             networks, weights = self._with_snapshots(networks, combine, select)
-            seeds = [seed_of(study.member(member_of(name)), study.seed) for name in networks]
+            seeds = [effective_seed(study.member(member_of(name)), study.seed) for name in networks]
         if shared:
-            predicted = [self._predicted(list(networks.values()), members[0].val_subset)]
+            predicted = [self._predict_validation(list(networks.values()), members[0].val_subset)]
             outputs = predicted[0].outputs
         else:
-            predicted = [self._predicted([networks[member.name]], member.val_subset) for member in members]
+            predicted = [self._predict_validation([networks[member.name]], member.val_subset) for member in members]
             outputs = [part.outputs[0] for part in predicted]
-        check_alike(dict(zip(networks, outputs, strict=True)))
+        check_same_structure(dict(zip(networks, outputs, strict=True)))
         if combine != "mean":
-            check_classes_first(predicted[0], known={*map(kind_of, members)} == {"classes"})
+            check_classes_first(predicted[0], known={*map(answer_kind, members)} == {"classes"})
         tree = flatten(outputs[0])[1]
-        how = each_combine(combine, tree)[0]
+        how = combine_per_output(combine, tree)[0]
         if (
             (tree is not None or _several_numbers(outputs[0], predicted[0].targets))
             and select is None
             and not calibrate
         ):
-            return alike(networks, seeds, combine, note="no scores: the networks have several outputs")
+            return make_uniform(networks, seeds, combine, note="no scores: the networks have several outputs")
         if shared:
-            return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate, weights=weights)
-        return apart(networks, seeds, predicted, combine=how)
+            return make_ensemble(
+                networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate, weights=weights
+            )
+        return make_cross_validated(networks, seeds, predicted, combine=how)
 
     def _with_snapshots(
         self, networks: dict[str, nn.Module], combine: Reducible, how: How
@@ -207,7 +209,9 @@ class Trained:
             return networks, []
         every = networks | found
         subset = self.known_study().member(next(iter(networks))).val_subset
-        weights = weights_of(self._predicted([*every.values()], subset, reduced(combine)).outputs, combine, how)
+        weights = weights_of(
+            self._predict_validation([*every.values()], subset, make_reducer(combine)).outputs, combine, how
+        )
         kept = {name: weight for name, weight in zip(every, weights, strict=True) if weight or name in networks}
         return {name: every[name] for name in kept}, [*kept.values()]
 
@@ -224,7 +228,7 @@ class Trained:
         for at, weights in self._kept_weights(state).items():
             if at != best:
                 label = snapshot_name(name, at[0] + (at[1] + 1) / sections)
-                found[label] = opened(member, weights, seed_of(member, study.seed))
+                found[label] = network_with_weights(member, weights, effective_seed(member, study.seed))
         return found
 
     def _kept_weights(self, state: MemberState) -> Mapping[tuple[int, int], Mapping[str, Any]]:
@@ -250,8 +254,8 @@ class Trained:
         if row is None:
             whole = copy_of(network)
         else:
-            whole, at = self._best_of(row.name)
-            row = _as_of(row, at)
+            whole, at = self._load_best(row.name)
+            row = _result_at(row, at)
         whole = whole.cpu().eval()
         preparation = preparation_of(study) if preprocess else None
         if preparation is not None and not prepares_itself(whole):
@@ -262,7 +266,7 @@ class Trained:
             for split, subset in {"train": member.subset, "val": member.val_subset}.items():
                 if subset is not None and split in samples:
                     samples[split] = len(np.unique(subset))
-        write(exported(study, samples, whole, row), folder, format)
+        write(build_exported(study, samples, whole, row), folder, format)
         if push_to_hub is not None:
             push(folder, push_to_hub)
 
@@ -276,11 +280,11 @@ class Trained:
                 raise RunError(
                     f"member {name!r} has no val_subset, so it holds out no fold. Choose members made by argosy.kfold."
                 )
-            parts.append(self._predicted([network], study.member(name).val_subset))
+            parts.append(self._predict_validation([network], study.member(name).val_subset))
         several = zip(*(flatten(part.outputs[0])[0] for part in parts), strict=True)
         return unflatten([_mean_of_parts(parts, outputs) for outputs in several], flatten(parts[0].outputs[0])[1])
 
-    def _predicted(
+    def _predict_validation(
         self, networks: Sequence[nn.Module], indices: Sequence[int] | None, reducing: Reduced | None = None
     ) -> Predicted:
         """Run networks on validation samples of the study."""
@@ -291,7 +295,7 @@ class Trained:
             seed=study.seed,
             indices=indices,
             preparation=study.data.on_device,
-            sizes=_sizes(study),
+            sizes=_batch_sizes(study),
             reduced=reducing,
         )
 
@@ -305,7 +309,7 @@ class Trained:
         return self.study
 
 
-def _as_of(row: MemberResult, at: tuple[int, int]) -> MemberResult:
+def _result_at(row: MemberResult, at: tuple[int, int]) -> MemberResult:
     """Return the result with the metrics of this (epoch, section), whose weights are exported."""
     until = tuple(ended for ended in row.sections if (ended.epoch, ended.section) <= at)
     if not until or (until[-1].epoch, until[-1].section) != at:
@@ -340,14 +344,14 @@ def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Ten
     return total / times
 
 
-def _sizes(study: Study) -> list[int]:
+def _batch_sizes(study: Study) -> list[int]:
     """Return the batch sizes with which members of the study are validated."""
     return list(dict.fromkeys(member.eval_batch_size or member.batch_size for member in study.members))
 
 
-def _usual(members: Sequence[Member]) -> Combine:
+def _default_combine(members: Sequence[Member]) -> Combine:
     """Return how to combine members with these losses; raise RunError if the losses do not determine it."""
-    kinds = {kind_of(member) for member in members}
+    kinds = {answer_kind(member) for member in members}
     if kinds == {"classes"}:
         return "probabilities"
     if kinds == {"numbers"}:
@@ -360,7 +364,7 @@ def _usual(members: Sequence[Member]) -> Combine:
     )
 
 
-def _all_validated_alike(members: Sequence[Member]) -> bool:
+def _share_validation(members: Sequence[Member]) -> bool:
     first, *others = [member.val_subset for member in members]
     if first is None:
         return all(other is None for other in others)

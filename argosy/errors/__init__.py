@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from traceback import StackSummary, TracebackException
 
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 
 __all__ = [
     "ArgosyError",
@@ -38,12 +38,12 @@ __all__ = [
 
 
 class ArgosyError(Exception):
-    """Base class of all errors that Argosy raises on purpose; messages are printed through `argosy.errors.wording.visible`."""
+    """Base class of all errors that Argosy raises on purpose; messages are printed through `argosy.errors.wording.escape_unprintable`."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        return escape_unprintable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows in a notebook: the traceback without frames of this package.

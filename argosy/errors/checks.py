@@ -8,11 +8,11 @@ from typing import Any
 
 from argosy.bindings import signature_of
 from argosy.errors import StudyError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import did_you_mean
 
 __all__ = [
     "check_arrays",
-    "check_built",
+    "check_instance",
     "check_callable",
     "check_choice",
     "check_classes",
@@ -21,15 +21,15 @@ __all__ = [
     "check_indices",
     "check_metric",
     "check_name",
-    "check_no_iterator",
-    "check_no_loader",
+    "check_not_an_iterator",
+    "check_not_a_loader",
     "check_number",
     "check_same_classes",
     "check_unmasked",
     "check_takes",
     "check_whole",
     "is_map_style",
-    "shown",
+    "describe_value",
 ]
 
 LONGEST_NAME = 250
@@ -52,7 +52,7 @@ def check_name(name: Any) -> None:
 def check_whole(what: str, value: Any, *, least: int) -> None:
     """Raise StudyError unless the value is an int of at least `least`; bools are refused."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise StudyError(f"{what} is {shown(value)}; it must be an int of at least {least}.")
+        raise StudyError(f"{what} is {describe_value(value)}; it must be an int of at least {least}.")
 
 
 def check_number(what: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
@@ -62,21 +62,23 @@ def check_number(what: str, value: Any, *, least: float = -math.inf, above: floa
         bound = (
             f" greater than {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
         )
-        raise StudyError(f"{what} is {shown(value)}; it must be a finite number{bound}.")
+        raise StudyError(f"{what} is {describe_value(value)}; it must be a finite number{bound}.")
 
 
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     """Raise StudyError unless the value is one of these choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
-        raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it must be {', '.join(others)} or {last}.")
+        raise StudyError(
+            f"{what} is {describe_value(value)}{did_you_mean(value, choices)}; it must be {', '.join(others)} or {last}."
+        )
 
 
 def check_classes(output: Any, target: Any) -> None:
     """Raise StudyError unless these are outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
     if not hasattr(output, "argmax") or not hasattr(target, "shape"):
         raise StudyError(
-            f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; each must be one tensor. Pass "
+            f"accuracy was given outputs that are {describe_value(output)} and targets that are {describe_value(target)}; each must be one tensor. Pass "
             "a metric that selects the right parts: lambda outputs, targets: argosy.accuracy(outputs[0], targets[0])."
         )
     of_output, of_target = tuple(output.shape), tuple(target.shape)
@@ -95,10 +97,10 @@ def check_classes(output: Any, target: Any) -> None:
 def check_callable(what: str, value: Any, wanted: str) -> None:
     """Raise StudyError unless the value can be called."""
     if not callable(value):
-        raise StudyError(f"{what} is {shown(value)}; it must be {wanted}.")
+        raise StudyError(f"{what} is {describe_value(value)}; it must be {wanted}.")
 
 
-def check_built(what: str, value: Any) -> None:
+def check_instance(what: str, value: Any) -> None:
     """Raise StudyError for a class, because calling it would pass an instance's input to the constructor."""
     if isinstance(value, type):
         raise StudyError(
@@ -113,7 +115,7 @@ def check_factory(what: str, value: Any, kind: str) -> None:
     if exists or not callable(value):
         raise StudyError(
             f"{what} must be a factory (a class, a function, a functools.partial) that builds {kind}; found "
-            f"{shown(value)}. Each member builds its own, under its own seed: pass functools.partial(Class, arguments)."
+            f"{describe_value(value)}. Each member builds its own, under its own seed: pass functools.partial(Class, arguments)."
         )
 
 
@@ -122,7 +124,7 @@ def check_same_classes(train: Any, val: Any) -> None:
     there, here = _class_names(train), _class_names(val)
     if there and here and there != here:
         raise StudyError(
-            f"Data.val has {len(here)} classes ({_some(here)}) and Data.train has {len(there)} ({_some(there)}), so the same number would mean "
+            f"Data.val has {len(here)} classes ({_first_few(here)}) and Data.train has {len(there)} ({_first_few(there)}), so the same number would mean "
             "different classes. Use the same classes for both, for example argosy.data.image_folder(..., classes=train.classes)."
         )
 
@@ -134,7 +136,7 @@ def _class_names(dataset: Any) -> list[Any]:
     return found if len({str(one) for one in found}) == len(found) else []
 
 
-def _some(classes: Any) -> str:
+def _first_few(classes: Any) -> str:
     return ", ".join(map(str, classes[:5])) + (", …" if len(classes) > 5 else "")
 
 
@@ -169,14 +171,14 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
         )
     if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "compute")):
         raise StudyError(
-            f"{owner}: the metric {name!r} is {shown(metric)}; it must be a function: (outputs, targets) -> values."
+            f"{owner}: the metric {name!r} is {describe_value(metric)}; it must be a function: (outputs, targets) -> values."
         )
 
 
 def check_indices(what: str, subset: Any) -> None:
     """Raise StudyError unless this is a one-dimensional list, range, array or tensor of integers of at least 0."""
     if isinstance(subset, str) or not (hasattr(subset, "__len__") and hasattr(subset, "__getitem__")):
-        raise StudyError(f"{what} is {shown(subset)}; it must be a list, an array or a tensor of indices.")
+        raise StudyError(f"{what} is {describe_value(subset)}; it must be a list, an array or a tensor of indices.")
     shape = tuple(getattr(subset, "shape", (len(subset),)))
     if len(shape) != 1:
         raise StudyError(f"{what} has shape {shape}; indices must be one-dimensional. Flatten it.")
@@ -201,13 +203,13 @@ def check_arrays(what: str, arrays: Any) -> None:
         return
     if not isinstance(arrays, list | tuple):
         raise StudyError(
-            f"{what} is {shown(arrays)}; it must be a tuple of tensors or arrays with one row per sample: "
+            f"{what} is {describe_value(arrays)}; it must be a tuple of tensors or arrays with one row per sample: "
             "(inputs, targets), or (inputs,)."
         )
     for number, array in enumerate(arrays):
         if not hasattr(array, "__len__") or getattr(array, "shape", (1,)) == ():
             raise StudyError(
-                f"{what}[{number}] is {shown(array)}; it must be a tensor or an array with one row per sample."
+                f"{what}[{number}] is {describe_value(array)}; it must be a tensor or an array with one row per sample."
             )
         if isinstance(array, tuple) and any(getattr(part, "shape", ()) for part in array):
             raise StudyError(
@@ -239,8 +241,8 @@ def check_dataset(what: str, dataset: Any) -> None:
     """Raise StudyError unless this is a map-style or iterable Dataset, or a function without arguments that returns one."""
     if dataset is None:
         return
-    check_no_loader(what, dataset)
-    check_no_iterator(what, dataset)
+    check_not_a_loader(what, dataset)
+    check_not_an_iterator(what, dataset)
     shapes: list[Any] = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
     if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
         field = "val_arrays" if what.endswith("val") else "arrays"
@@ -252,7 +254,7 @@ def check_dataset(what: str, dataset: Any) -> None:
         return
     if hasattr(dataset, "train_dataloader"):
         raise StudyError(
-            f"{what} is {shown(dataset)}, a DataModule; it must be a Dataset. Pass the DataModule's own: Data(train=dm.train, val=dm.val) after "
+            f"{what} is {describe_value(dataset)}, a DataModule; it must be a Dataset. Pass the DataModule's own: Data(train=dm.train, val=dm.val) after "
             "dm.setup('fit'), or dm.train_dataloader().dataset."
         )
     check_callable(what, dataset, "a Dataset or a function that returns one")
@@ -269,7 +271,7 @@ def is_map_style(dataset: Any) -> bool:
     return by_index is not None and not only_raises and hasattr(dataset, "__len__")
 
 
-def check_no_loader(what: str, dataset: Any) -> None:
+def check_not_a_loader(what: str, dataset: Any) -> None:
     """Raise StudyError for a DataLoader, because it returns batches instead of samples."""
     if (
         not is_map_style(dataset)
@@ -283,7 +285,7 @@ def check_no_loader(what: str, dataset: Any) -> None:
         )
 
 
-def check_no_iterator(what: str, dataset: Any) -> None:
+def check_not_an_iterator(what: str, dataset: Any) -> None:
     """Raise StudyError for an iterator, which only this process can read, and only once."""
     if isinstance(dataset, set | frozenset):
         raise StudyError(f"{what} is a set, whose order differs between processes. Pass sorted(...).")
@@ -294,7 +296,7 @@ def check_no_iterator(what: str, dataset: Any) -> None:
         )
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return the repr of a plain value, or the type of any other value, for a message."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)

@@ -22,7 +22,7 @@ def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
 
     Raises StudyError if labels are missing (None, NaN, NaT, NA, masked), have types without a common order, or have more than one dimension.
     """
-    found = _one_each(what, values)
+    found = _check_one_per_row(what, values)
     if isinstance(values, list | tuple) and found.dtype.kind in "US":
         # NumPy has made strings of a NaN or a number among strings.
         found = np.fromiter(values, dtype=object, count=len(values))
@@ -30,7 +30,7 @@ def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
     if found.dtype != object:
         return found
     _check_ordered(what, found)
-    return _one_each(what, found.tolist())  # as the type that all of them have, where NumPy has one for it
+    return _check_one_per_row(what, found.tolist())  # as the type that all of them have, where NumPy has one for it
 
 
 def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
@@ -67,7 +67,7 @@ def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
         ) from error
 
 
-def _one_each(what: str, values: Any) -> npt.NDArray[Any]:
+def _check_one_per_row(what: str, values: Any) -> npt.NDArray[Any]:
     found = rows_of(what, values)
     if found.ndim != 1 or not len(found):
         raise StudyError(f"{what} has shape {found.shape}. Pass one value per sample, in one dimension.")

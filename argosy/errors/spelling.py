@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 from argosy.errors import StudyError
 
-__all__ = ["OWNERS", "flag_meant", "known_keywords", "known_names", "listed", "meant", "near", "word_of"]
+__all__ = [
+    "OWNERS",
+    "did_you_mean_flag",
+    "known_keywords",
+    "known_names",
+    "format_names",
+    "did_you_mean",
+    "close_matches",
+    "keyword_of_flag",
+]
 
 C = TypeVar("C", bound=Callable[..., Any])
 """A class or a function."""
@@ -97,12 +106,12 @@ WITHOUT = {
 """Keywords without a counterpart, and why none is needed."""
 
 
-def near(word: str, known: Iterable[str]) -> list[str]:
+def close_matches(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that may have been meant, best match first.
 
-    >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
+    >>> close_matches("MaxEpoch", ["MaxSteps", "MaxEpochs"]), close_matches("lr", ["batch_size", "optimizer.lr"])
     (['MaxEpochs', 'MaxSteps'], ['optimizer.lr'])
-    >>> near("mp", ["cnn-seed=1", "mlp-seed=1"])
+    >>> close_matches("mp", ["cnn-seed=1", "mlp-seed=1"])
     ['mlp-seed=1']
     """
     words = [*known]
@@ -117,20 +126,20 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     return [*dict.fromkeys(by_letters[one] for one in [*get_close_matches(asked, by_letters), *beginning])]
 
 
-def meant(word: Any, known: Iterable[str]) -> str:
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
     """Return a suggestion to append to an unknown word in a message; empty if no known word is close.
 
-    >>> meant("val_acc", ["val_loss", "val_accuracy"])
+    >>> did_you_mean("val_acc", ["val_loss", "val_accuracy"])
     " (did you mean 'val_accuracy'?)"
     """
-    found = near(word, known)[:1] if isinstance(word, str) else []
+    found = close_matches(word, known)[:1] if isinstance(word, str) else []
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def listed(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Return names for a message, cut after the first `MOST_LISTED`.
 
-    >>> listed(["mlp", "cnn"])
+    >>> format_names(["mlp", "cnn"])
     'mlp, cnn'
     """
     found = [*names]
@@ -155,7 +164,7 @@ def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
                 if keyword not in takes:
                     of_init = values[1:2] if called.__name__ == "__init__" else ()
                     named = "".join(f" {value!r}" for value in of_init if isinstance(value, str))
-                    raise StudyError(f"{owner}{named} has no keyword {keyword}={_instead(keyword, takes)}.")
+                    raise StudyError(f"{owner}{named} has no keyword {keyword}={_advice_for(keyword, takes)}.")
             return called(*values, **keywords)
 
         return checked
@@ -188,28 +197,28 @@ def _unknown_attribute(self: Any, name: str) -> Any:
     if name.startswith("_") or hasattr(type(self), name):
         return object.__getattribute__(self, name)  # raises again, where a property has raised
     public = [known for known in dir(self) if not known.startswith("_")]
-    word = next((one for one in _counterparts(name) if one in public), name)
-    words = f" (did you mean {word!r}?)" if word != name else meant(name, public)
+    word = next((one for one in _own_words_for(name) if one in public), name)
+    words = f" (did you mean {word!r}?)" if word != name else did_you_mean(name, public)
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{words}")
 
 
-def flag_meant(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -> str:
+def did_you_mean_flag(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -> str:
     """Return a suggestion to append to an unknown flag in a message.
 
     Known `flags` are given by their words and keywords. `owners` are the classes that the command's file is made of, with their keywords.
     """
-    word = word_of(flag)
-    names = _counterparts(word)
+    word = keyword_of_flag(flag)
+    names = _own_words_for(word)
     found = next((name for name in names if name in flags), None)
     if found is None and word in WITHOUT:
         return f": {WITHOUT[word]}. Remove it."
-    if found is None and (owned := _owned((word, *names), owners)):
+    if found is None and (owned := _owner_of((word, *names), owners)):
         return f". In the file, set {owned[0]}= of {owned[1]}{_example(owned[0])}."
-    found = found or next(iter(near(word, flags)), None)
+    found = found or next(iter(close_matches(word, flags)), None)
     return f" (did you mean {flags[found]}?)" if found else ""
 
 
-def word_of(flag: str) -> str:
+def keyword_of_flag(flag: str) -> str:
     """Return the keyword that corresponds to a flag."""
     return flag.strip("-").replace("-", "_").casefold()
 
@@ -221,27 +230,27 @@ def _keywords(called: Callable[..., Any]) -> dict[str, Any]:
     return {one.name: one.kind for one in parameters if one.kind not in without and one.name != "self"}
 
 
-def _instead(keyword: str, takes: Collection[str]) -> str:
+def _advice_for(keyword: str, takes: Collection[str]) -> str:
     """Return what to pass instead of an unknown keyword."""
     word = keyword.casefold()
-    same = _counterparts(word)
+    same = _own_words_for(word)
     for name in same:
         if name in takes:
             return f". Use {name}={_example(name)}"
     if word in WITHOUT:
         return f": {WITHOUT[word]}. Remove it"
-    if owned := _owned((word, *(() if near(word, takes) else same)), OWNERS):
+    if owned := _owner_of((word, *(() if close_matches(word, takes) else same)), OWNERS):
         return f". Pass {owned[0]}= to {owned[1]}"
     choose = f"choose one of {', '.join(takes)}" if takes else "remove it"
-    return f"{meant(keyword, takes)}; {choose}"
+    return f"{did_you_mean(keyword, takes)}; {choose}"
 
 
-def _counterparts(word: str) -> list[str]:
+def _own_words_for(word: str) -> list[str]:
     """Return Argosy's names for a word of another library."""
     return [name for name, words in ELSEWHERE.items() if word.casefold() in words.split()]
 
 
-def _owned(names: Iterable[str], owners: Mapping[str, str]) -> tuple[str, str] | None:
+def _owner_of(names: Iterable[str], owners: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the first of these keywords that belongs elsewhere, followed by its owner."""
     names = [*names]
     return next(((name, owner) for owner, own in owners.items() for name in names if name in own.split()), None)

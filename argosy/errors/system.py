@@ -8,7 +8,7 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, DiskError, WorkerError
 
-__all__ = ["disk_refused", "files_refused", "means_refused", "refusals_told", "refused"]
+__all__ = ["disk_refused", "files_refused", "resources_refused", "explain_refusals", "system_refused"]
 
 DISK = {
     errno.ENOSPC: "Free disk space",
@@ -46,7 +46,7 @@ def files_refused(error: Exception | None = None) -> OSError | None:
     return None
 
 
-def means_refused(error: Exception, what: str) -> WorkerError | None:
+def resources_refused(error: Exception, what: str) -> WorkerError | None:
     """Return an error that explains a refused descriptor, memory allocation or process; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):
@@ -58,28 +58,28 @@ def means_refused(error: Exception, what: str) -> WorkerError | None:
     return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command resumes the run.")
 
 
-def refused(error: Exception, what: str) -> ArgosyError | None:
+def system_refused(error: Exception, what: str) -> ArgosyError | None:
     """Return an error that explains a refused resource or file write; None for any other error."""
     if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:
         return disk_refused(error, what)
-    return means_refused(error, what)
+    return resources_refused(error, what)
 
 
 @contextlib.contextmanager
-def refusals_told(directory: Path) -> Iterator[None]:
+def explain_refusals(directory: Path) -> Iterator[None]:
     """Inside this context, turn refusals of the system that affect the run into errors for the user; other errors pass."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        told: ArgosyError | None = means_refused(error, f"the run in {directory} cannot continue")
-        if isinstance(error, OSError) and error.errno in DISK and _concerns(error, directory):
+        told: ArgosyError | None = resources_refused(error, f"the run in {directory} cannot continue")
+        if isinstance(error, OSError) and error.errno in DISK and _is_about_run(error, directory):
             told = disk_refused(error, f"cannot write in {directory}")
         if told is None:
             raise
         raise told from error
 
 
-def _concerns(error: OSError, directory: Path) -> bool:
+def _is_about_run(error: OSError, directory: Path) -> bool:
     """Return whether an error is about the run's own files, as far as it names a file, and not about the user's data."""
     if error.errno == errno.ENOENT:
         return not directory.exists()

@@ -18,7 +18,7 @@ import cloudpickle
 
 from argosy.errors import ArgosyError, StudyError
 
-__all__ = ["first_line", "know_sources", "mistakes_in", "reason_of", "sources", "trace_of"]
+__all__ = ["first_line", "register_sources", "user_errors_in", "reason_of", "known_sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
@@ -65,14 +65,14 @@ def reason_of(error: Exception) -> str:
     """
     raised = _innermost(error)
     if raised is not None and raised.tb_frame.f_code.co_filename.startswith(_folders("argosy")):
-        refused = isinstance(error, RuntimeError | MemoryError) and not _by_statement(raised)
+        refused = isinstance(error, RuntimeError | MemoryError) and not _raised_by_statement(raised)
         if not refused and not type(error).__module__.startswith("argosy."):
             raise error
     return first_line(error)
 
 
 @contextmanager
-def mistakes_in(what: str, fix: str) -> Iterator[None]:
+def user_errors_in(what: str, fix: str) -> Iterator[None]:
     """Turn an error of a user's function in the block into a StudyError with the user's own lines and the advice `fix`."""
     try:
         yield
@@ -83,7 +83,7 @@ def mistakes_in(what: str, fix: str) -> Iterator[None]:
         raise StudyError(f"{what} raised:\n{trace_of(error)}{fix}") from error
 
 
-def sources() -> dict[str, str]:
+def known_sources() -> dict[str, str]:
     """Return sources by their name in tracebacks: the script and study files, which are sent by value, and sources without a file."""
     by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
     scripts = [getattr(sys.modules.get(name), "__file__", None) for name in by_value]
@@ -92,7 +92,7 @@ def sources() -> dict[str, str]:
     return {name: "".join(linecache.getlines(name)) for name in (*scripts, *typed) if name}
 
 
-def know_sources(texts: Mapping[str, str]) -> None:
+def register_sources(texts: Mapping[str, str]) -> None:
     """Make this process's tracebacks show source lines of another process."""
     for name, text in texts.items():
         # Without a time of change it stays, whatever becomes of a file of that name.
@@ -107,7 +107,7 @@ def _innermost(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def _by_statement(raised: TracebackType) -> bool:
+def _raised_by_statement(raised: TracebackType) -> bool:
     """Return whether a ``raise`` statement on the line raised; otherwise compiled code that the line called did."""
     return dis.opname[raised.tb_frame.f_code.co_code[raised.tb_lasti]] == "RAISE_VARARGS"
 

@@ -4,7 +4,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 
 __all__ = ["warn_caller"]
 
@@ -16,4 +16,4 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    warnings.warn_explicit(visible(text), category, frame.f_code.co_filename, frame.f_lineno, registry={})
+    warnings.warn_explicit(escape_unprintable(text), category, frame.f_code.co_filename, frame.f_lineno, registry={})

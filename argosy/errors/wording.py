@@ -8,17 +8,17 @@ from typing import Any
 
 __all__ = [
     "as_html",
-    "cause",
-    "differing",
+    "cause_of",
+    "differing_parameters",
     "html_table",
     "last_line",
-    "lasting",
-    "shortened",
-    "sized",
-    "spelled",
+    "format_duration",
+    "shorten_names",
+    "format_bytes",
+    "format_parameters",
     "text_table",
-    "told",
-    "visible",
+    "format_value",
+    "escape_unprintable",
 ]
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -33,12 +33,12 @@ SHORTEST_NAME = 12
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def visible(text: str, *, lines: bool = True) -> str:
+def escape_unprintable(text: str, *, lines: bool = True) -> str:
     r"""Return the text with unprintable characters escaped as in `repr`; with `lines`, line breaks and tabs are kept.
 
     Names, values and messages pass here where they are shown: an escape of a terminal is shown, and not obeyed.
 
-    >>> visible("\x1b[31mred")
+    >>> escape_unprintable("\x1b[31mred")
     '\\x1b[31mred'
     """
     if text.isprintable():
@@ -49,13 +49,13 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 def as_html(text: str) -> str:
     """Return the text escaped for HTML."""
-    return escape(visible(text))
+    return escape(escape_unprintable(text))
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in words, in at most two units.
 
-    >>> [lasting(seconds) for seconds in (0.25, 42, 200, 3600, 90061)]
+    >>> [format_duration(seconds) for seconds in (0.25, 42, 200, 3600, 90061)]
     ['under 1 s', '42 s', '3 min 20 s', '1 h', '1 day 1 h']
     """
     left = round(seconds)
@@ -70,40 +70,40 @@ def lasting(seconds: float) -> str:
     return " ".join(words)
 
 
-def sized(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes in the largest unit that it fills.
 
-    >>> [sized(count) for count in (300, 5 * 2**20, 16e9)]
+    >>> [format_bytes(count) for count in (300, 5 * 2**20, 16e9)]
     ['0.3 KiB', '5.0 MiB', '14.9 GiB']
     """
     unit, name = next(((unit, name) for unit, name in SIZES if count >= unit), SIZES[-1])
     return f"{count / unit:.1f} {name}"
 
 
-def told(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a short, one-line form of a value."""
-    return f"{value:.4g}" if isinstance(value, float) else visible(str(value), lines=False)
+    return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(str(value), lines=False)
 
 
-def differing(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def differing_parameters(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names of the hyper-parameters that differ between members, in order of appearance."""
     names = dict.fromkeys(name for found in parameters.values() for name in found)
     return tuple(name for name in names if len({repr(found.get(name)) for found in parameters.values()}) > 1)
 
 
-def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
+def format_parameters(found: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return these hyper-parameters of one member, for example ``lr=0.1 hidden=16``; prefixes are dropped if names stay unique."""
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
-    return " ".join(f"{told(short[name])}={told(found[name])}" for name in names if name in found)
+    return " ".join(f"{format_value(short[name])}={format_value(found[name])}" for name in names if name in found)
 
 
-def cause(reason: str) -> str:
+def cause_of(reason: str) -> str:
     """Return the error in a member's reason and, for a traceback, the last line of the user's own code in it.
 
-    >>> cause('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
+    >>> cause_of('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
     'RuntimeError: no (net.py:12)'
-    >>> cause("12 steps")
+    >>> cause_of("12 steps")
     '12 steps'
     """
     frames = list(FRAME.finditer(reason))
@@ -119,15 +119,15 @@ def cause(reason: str) -> str:
 
 def last_line(text: str) -> str:
     """Return the last line of a text; in a traceback, it names the error."""
-    return visible(text.strip().rpartition("\n")[2])
+    return escape_unprintable(text.strip().rpartition("\n")[2])
 
 
-def shortened(names: Collection[str], width: int) -> dict[str, str]:
+def shorten_names(names: Collection[str], width: int) -> dict[str, str]:
     """Return distinct names of at most this width: without the common prefix, then without the names of values, then without the middle.
 
-    >>> shortened(["resnet-wide-lr=0.1-hidden=8", "resnet-wide-lr=0.01-hidden=8"], 10)
+    >>> shorten_names(["resnet-wide-lr=0.1-hidden=8", "resnet-wide-lr=0.01-hidden=8"], 10)
     {'resnet-wide-lr=0.1-hidden=8': '…lr=0.1', 'resnet-wide-lr=0.01-hidden=8': '…lr=0.01'}
-    >>> shortened(["mlp-lr=0.1-hidden=8", "mlp-lr=0.01-hidden=16"], 10)
+    >>> shorten_names(["mlp-lr=0.1-hidden=8", "mlp-lr=0.01-hidden=16"], 10)
     {'mlp-lr=0.1-hidden=8': '…0.1-8', 'mlp-lr=0.01-hidden=16': '…0.01-16'}
     """
     parts = {name: PARTS.split(name) for name in sorted(names)}
@@ -135,18 +135,18 @@ def shortened(names: Collection[str], width: int) -> dict[str, str]:
     own = {name: [part for part in its if part not in shared] for name, its in parts.items()}
     unlike = ["-".join(its) for its in own.values()]
     values = ["-".join(part.rpartition("=")[2] for part in its) for its in own.values()]
-    ways = ([*parts], unlike, _without_beginning(unlike), _without_beginning(values))
+    ways = ([*parts], unlike, _strip_common_prefix(unlike), _strip_common_prefix(values))
     for way in ways:
-        labels = [_marked(label, name) for label, name in zip(way, parts, strict=True)]
+        labels = [_mark_difference(label, name) for label, name in zip(way, parts, strict=True)]
         if all(len(label) <= width for label in labels) and len({*labels}) == len(labels):
             break
     else:
-        labels = _numbered([_fitting(label, width) for label in labels], width)
+        labels = _number_duplicates([_truncate(label, width) for label in labels], width)
     found = dict(zip(parts, labels, strict=True))
     return {name: found[name] for name in names}
 
 
-def _without_beginning(labels: Sequence[str]) -> list[str]:
+def _strip_common_prefix(labels: Sequence[str]) -> list[str]:
     """Return the labels without their common prefix, cut at the beginning of the first word or number that differs."""
     first, last = min(labels, default=""), max(labels, default="")
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
@@ -155,18 +155,18 @@ def _without_beginning(labels: Sequence[str]) -> list[str]:
     return [label[same:] for label in labels]
 
 
-def _marked(label: str, name: str) -> str:
+def _mark_difference(label: str, name: str) -> str:
     return name if label in ("", name) else f"…{label}"
 
 
-def _fitting(label: str, width: int) -> str:
+def _truncate(label: str, width: int) -> str:
     if len(label) <= width:
         return label
     head = width // 3
     return f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"
 
 
-def _numbered(labels: Sequence[str], width: int) -> list[str]:
+def _number_duplicates(labels: Sequence[str], width: int) -> list[str]:
     """Append a number to labels that equal an earlier one."""
     found = dict[str, None]()
     seen = Counter[str]()
@@ -193,14 +193,14 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
     >>> text_table(["member", "loss", "status"], [["mlp", 0.5, "done"], ["cnn-8", 12.0, "done"]], 16)
     ['member  loss', 'mlp      0.5', 'cnn-8     12']
     """
-    cells = [columns, *([told(value) for value in row] for row in rows)]
+    cells = [columns, *([format_value(value) for value in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     taken, count = min(widths[0], max(width // 2, SHORTEST_NAME)), 1
     while count < len(columns) and taken + 2 + widths[count] <= width:
         taken, count = taken + 2 + widths[count], count + 1
     room = width - sum(2 + one for one in widths[1:count])
     names = [row[0] for row in cells[1:]]
-    short = shortened(names, room) if widths[0] > room else {name: name for name in names}
+    short = shorten_names(names, room) if widths[0] > room else {name: name for name in names}
     first = min(widths[0], max(room, SHORTEST_NAME))
     return [
         "  ".join([f"{name:<{first}}", *map(str.rjust, row[1:count], widths[1:])]).rstrip()
@@ -211,4 +211,4 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
 def _cell(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     style = ' style="text-align:right"' if number else ""
-    return f"<td{style}>{escape(told(value))}</td>"
+    return f"<td{style}>{escape(format_value(value))}</td>"

@@ -20,10 +20,10 @@ from argosy.designs.folds import kfold
 from argosy.disk.scratch import scratch
 from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.making import make
+from argosy.ensembling.making import make_ensemble
 from argosy.ensembling.predict import Predicted
 from argosy.errors import MemberError, StudyError
-from argosy.errors.checks import shown
+from argosy.errors.checks import describe_value
 from argosy.estimators.columns import Columns, Rows
 from argosy.estimators.preparation import Numbers, TablePreparation
 from argosy.estimators.tabular import Shape
@@ -31,7 +31,7 @@ from argosy.results.failures import raise_interrupts
 from argosy.results.report import Report
 from argosy.study import Data, Member, Study
 
-__all__ = ["MembersFor", "TrainingTable", "bagged"]
+__all__ = ["MembersFor", "TrainingTable", "train_bagged"]
 
 MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 """A member, or a function that makes members for a table."""
@@ -110,7 +110,7 @@ class Fold:
         found = [self.preparation(torch.from_numpy(samples.rows)).to(dtype), wanted]
         return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).to(dtype)]
 
-    def answering(self, network: nn.Module) -> nn.Module:
+    def network_for_rows(self, network: nn.Module) -> nn.Module:
         """Return the network for rows as an estimator encodes them, in float64: what it says of a row depends on no other one."""
         restored = () if self.restored is None else (self.restored,)
         return nn.Sequential(self.preparation, network.double(), *restored).eval()
@@ -129,7 +129,7 @@ class Bag(nn.Module):
         return torch.stack([network(rows_NC) for network in self.networks]).mean(dim=0) / self.temperature
 
 
-def bagged(
+def train_bagged(
     samples: TrainingTable,
     members: Sequence[MembersFor],
     *,
@@ -144,27 +144,31 @@ def bagged(
     The data of the run are a copy of the table for each fold, prepared by what the fold's training rows say. The ensemble is
     selected and calibrated on what networks say of the rows that they held out. Raises MemberError if no member was trained on all folds.
     """
-    made = _made(members, samples, folds)
-    families = [_on_folds(member, samples, folds, seed) for member in made]
+    made = _make_members(members, samples, folds)
+    families = [_split_into_folds(member, samples, folds, seed) for member in made]
     cut = [Fold.of(samples, member, numbers) for member in families[0]]
     arrays = tuple(torch.cat(parts) for parts in zip(*(fold.arrays(samples) for fold in cut), strict=True))
     study = Study(
         data=Data(arrays=arrays, val_arrays=arrays),
-        members=[_moved(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)],
+        members=[
+            _shift_rows(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)
+        ],
         seed=seed,
     )
-    with scratch("fit", _memory()) as folder:
+    with scratch("fit", _memory_folder()) as folder:
         report = train(study, directory=folder, launcher=launcher, devices=_devices(launcher), quiet=True)
         raise_interrupts(report)
         networks = {
-            member.name: [fold.answering(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)]
+            member.name: [
+                fold.network_for_rows(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)
+            ]
             for member, family in zip(made, families, strict=True)
             if all(report.member(one.name).counts for one in family)
         }
     if not networks:
-        raise _failed(report)
-    bags, held_out = _bags(samples, cut, networks)
-    found = make(
+        raise _member_error(report)
+    bags, held_out = _make_bags(samples, cut, networks)
+    found = make_ensemble(
         bags,
         [seed] * len(bags),
         held_out,
@@ -178,7 +182,7 @@ def bagged(
     return found.eval()
 
 
-def _memory() -> Path | None:
+def _memory_folder() -> Path | None:
     """Return the folder of files in memory; None where it has no room, or may not be written."""
     with contextlib.suppress(OSError):
         if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_BYTES:
@@ -191,7 +195,7 @@ def _devices(launcher: str) -> str | None:
     return None if launcher != "inline" or torch.accelerator.is_available() else "cpu:1"
 
 
-def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> list[Member]:
+def _make_members(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> list[Member]:
     count = len(samples.rows)
     shape = Shape(
         samples=count - -(-count // folds),
@@ -215,7 +219,7 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
         )
     if other := [one for one in made if not isinstance(one, Member)]:
         raise StudyError(
-            f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
+            f"members has {describe_value(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
             "list of these."
         )
     names = [one.name for one in made]  # of two argosy.tabular(...) with the same networks they are the same
@@ -229,16 +233,16 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
     ]
 
 
-def _on_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:
+def _split_into_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:
     """Return the member on each fold; folds have equal shares of classes, unless a class has too few rows for that."""
     if samples.weights is not None:
-        member = _weighted(member)
+        member = _with_weights(member)
     stratified = samples.classes > 0 and np.bincount(samples.targets).min() >= folds
     of: dict[str, Any] = {"stratify": samples.targets} if stratified else {"samples": len(samples.rows)}
     return kfold(member, folds, **of, seed=seed)
 
 
-def _moved(member: Member, by: int) -> Member:
+def _shift_rows(member: Member, by: int) -> Member:
     """Return the member on a later copy of the table."""
     assert member.subset is not None
     assert member.val_subset is not None
@@ -247,7 +251,7 @@ def _moved(member: Member, by: int) -> Member:
     )
 
 
-def _bags(
+def _make_bags(
     samples: TrainingTable, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
 ) -> tuple[dict[str, Bag], Predicted]:
     """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that.
@@ -255,7 +259,7 @@ def _bags(
     Of rows with weights each is there about as often as its weight says.
     """
     order = torch.cat([torch.as_tensor(fold.held_out) for fold in cut])
-    drawn = _drawn(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
+    drawn = _resample_rows(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
     order = order[drawn]
     rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
     bags, said = {}, []
@@ -275,13 +279,13 @@ def _bags(
     return bags, Predicted(said, targets, order, len(order))
 
 
-def _drawn(weights: npt.NDArray[np.float64]) -> Tensor:
+def _resample_rows(weights: npt.NDArray[np.float64]) -> Tensor:
     """Return places, as many as there are, at equal distances along the sum of the weights."""
     ends = np.cumsum(weights / weights.mean())
     return torch.from_numpy(np.searchsorted(ends, np.arange(len(ends)) + 0.5).clip(max=len(ends) - 1))
 
 
-def _weighted(member: Member) -> Member:
+def _with_weights(member: Member) -> Member:
     """Return the member with the losses of samples multiplied by their weights."""
     if member.step is not None:
         raise StudyError(
@@ -310,7 +314,7 @@ def weighted_loss(
     return (of_samples_B * weight_B).mean(), output, target
 
 
-def _failed(report: Report) -> MemberError:
+def _member_error(report: Report) -> MemberError:
     failed = next(row for row in report.rows if not row.counts)
     return MemberError(
         f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nFix the "

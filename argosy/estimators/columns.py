@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from argosy.data.tables import written_as
+from argosy.data.tables import kind_of_texts
 from argosy.errors import StudyError
 from argosy.errors.labels import is_missing
 from argosy.errors.warned import warn_caller
@@ -94,7 +94,7 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
     # NumPy's array of pandas' categories would be of floats where they are whole numbers and some are missing.
     array = np.asarray(values.astype(object) if categorical and hasattr(values, "astype") else values)
     if array.dtype.kind in "biuf" and not categorical:
-        return _finite(name, array.astype(np.float64))
+        return _check_finite(name, array.astype(np.float64))
     cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers
     missing = np.fromiter(map(is_missing, cells), bool, len(cells))
     present = [value for value, gone in zip(cells, missing, strict=True) if not gone]
@@ -105,7 +105,7 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
             "Convert the column (for example dates to days since the first one), or remove it."
         )
     texts = [value for value in present if isinstance(value, str)]
-    if not categorical and (really := written_as(texts)):
+    if not categorical and (really := kind_of_texts(texts)):
         raise StudyError(
             f"column {name!r} holds {really} as texts, such as {texts[0]!r}, and each would become a separate word. "
             "Convert the column to numbers (dates to days since the first one), or to the dtype category if its "
@@ -114,7 +114,7 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
     if not categorical and not texts:
         found = np.full(len(cells), np.nan)
         found[~missing] = present
-        return _finite(name, found)
+        return _check_finite(name, found)
     return np.array([MISSING if gone else _word(value) for value, gone in zip(cells, missing, strict=True)], object)
 
 
@@ -130,7 +130,7 @@ def _word(value: Any) -> str:
     return str(int(value) if isinstance(value, float | np.floating) and value.is_integer() else value)
 
 
-def _finite(name: Any, column: Rows) -> Rows:
+def _check_finite(name: Any, column: Rows) -> Rows:
     if np.isinf(column).any():
         raise StudyError(
             f"column {name!r} has infinite values, the first in row {np.isinf(column).argmax()}. Replace them with "

@@ -11,7 +11,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.errors.checks import check_choice, check_unmasked, check_whole
 from argosy.errors.labels import labels_of
 from argosy.errors.spelling import known_keywords
-from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
+from argosy.estimators.bagging import MembersFor, TrainingTable, train_bagged
 from argosy.estimators.columns import Columns, is_table
 from argosy.estimators.preparation import Numbers
 from argosy.estimators.scikit import (
@@ -62,7 +62,7 @@ class Bagged(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
+    def _check_inputs(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
         """Return a table, its targets and its weights, without rows of weight 0. Raises scikit-learn's errors and StudyError."""
         check_unmasked(f"{self._name}: X", X)
         check_unmasked(f"{self._name}: y", y)
@@ -95,7 +95,7 @@ class Bagged(BaseEstimator):
         check_whole(f"{self._name}: folds", folds, least=2)
         members = Tabular() if self.members is None else self.members
         self.columns_: Columns = Columns.of(X)
-        self.ensemble_: Ensemble = bagged(
+        self.ensemble_: Ensemble = train_bagged(
             TrainingTable(
                 columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
             ),
@@ -107,7 +107,7 @@ class Bagged(BaseEstimator):
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
 
-    def _answers(self, X: Any) -> npt.NDArray[np.float64]:
+    def _predict_rows(self, X: Any) -> npt.NDArray[np.float64]:
         """Return the ensemble's prediction for each row."""
         check_is_fitted(self)
         check_unmasked(f"{self._name}: X", X)
@@ -154,7 +154,7 @@ class Classifier(ClassifierMixin, Bagged):
         """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
         if (labels := np.asarray(y)).dtype == object and labels.ndim == 1:
             labels_of(f"{self._name}: y", y)  # names the rows without one
-        X, y, weights = self._checked(X, y, sample_weight)
+        X, y, weights = self._check_inputs(X, y, sample_weight)
         check_classification_targets(y)
         classes, targets = np.unique(y, return_inverse=True)
         self.classes_: npt.NDArray[Any] = classes
@@ -163,13 +163,13 @@ class Classifier(ClassifierMixin, Bagged):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of each row ``[N]``."""
-        probabilities_NC = self._answers(X)
+        probabilities_NC = self._predict_rows(X)
         found: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
         return found
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """Return probabilities ``[N, classes]``, in the order of `classes_`."""
-        return self._answers(X)
+        return self._predict_rows(X)
 
 
 @known_keywords("argosy.Regressor")
@@ -188,11 +188,11 @@ class Regressor(RegressorMixin, Bagged):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Regressor":
         """Train on rows X ``[N, columns]`` with targets y ``[N]`` or ``[N, outputs]``; losses are multiplied by `sample_weight` ``[N]``."""
-        X, y, weights = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
+        X, y, weights = self._check_inputs(X, y, sample_weight, multi_output=True, y_numeric=True)
         self._targets = y.shape[1:]
         self._train(X, y.reshape(len(y), -1).astype(np.float64), weights, classes=0)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
         """Return numbers for each row, ``[N]`` or ``[N, outputs]``."""
-        return self._answers(X).reshape(-1, *self._targets)
+        return self._predict_rows(X).reshape(-1, *self._targets)

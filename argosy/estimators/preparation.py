@@ -42,7 +42,7 @@ class TablePreparation(nn.Module):
     def __init__(self, columns: Columns, rows: Rows, numbers: Numbers) -> None:
         super().__init__()
         places = [place for place, words in enumerate(columns.words) if words is None]
-        fit = _quantiles if numbers == "quantile" else _standard
+        fit = _fit_quantiles if numbers == "quantile" else _fit_line
         fitted = [fit(rows[~np.isnan(rows[:, place]), place]) for place in places]
         self._keep("numbers", places)
         self.register_buffer("knots", torch.tensor([knots for knots, _ in fitted], dtype=torch.float64))
@@ -86,26 +86,26 @@ class TablePreparation(nn.Module):
         return (self.levels.gather(1, upper - 1) * (1 - share) + self.levels.gather(1, upper) * share).T
 
 
-def _standard(values: Rows) -> tuple[list[float], list[float]]:
+def _fit_line(values: Rows) -> tuple[list[float], list[float]]:
     """Return the two ends of a straight line."""
     mean, deviation = (values.mean(), values.std()) if len(values) else (0.0, 1.0)
     reach = FARTHEST * (deviation or 1.0)
     return [mean - reach, mean + reach], [-FARTHEST, FARTHEST]
 
 
-def _quantiles(values: Rows) -> tuple[list[float], list[float]]:
+def _fit_quantiles(values: Rows) -> tuple[list[float], list[float]]:
     """Return quantiles of the values, each once, and those of the normal distribution; as many for any column."""
     if not len(values):
-        return _stretched([0.0], [0.0])
+        return _pad_knots([0.0], [0.0])
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
     knots, place = np.unique(np.quantile(values, shares), return_inverse=True)
     # What many rows have in common lies in the middle of its quantiles.
     middle = np.bincount(place, weights=shares) / np.bincount(place)
     levels = torch.special.ndtri(torch.from_numpy(middle)).tolist()
-    return _stretched(knots.tolist(), levels)
+    return _pad_knots(knots.tolist(), levels)
 
 
-def _stretched(knots: list[float], levels: list[float]) -> tuple[list[float], list[float]]:
+def _pad_knots(knots: list[float], levels: list[float]) -> tuple[list[float], list[float]]:
     """Return as many knots as any column has; those that are added lie above the others, at the last level."""
     above = [knots[-1] + (number + 1) * max(abs(knots[-1]), 1.0) for number in range(QUANTILES - len(knots))]
     return [*knots, *above], [*levels, *[levels[-1]] * len(above)]

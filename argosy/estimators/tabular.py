@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.designs.grid import grid
 from argosy.errors.checks import check_choice, check_number, check_whole
 from argosy.errors.spelling import known_keywords
@@ -39,7 +39,7 @@ class Shape:
 
 
 @known_keywords("argosy.tabular")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tabular:
     """Default members for a table, one per kind of network: ``argosy.Classifier(argosy.tabular(width=[64, 256]))``.
@@ -69,14 +69,14 @@ class Tabular:
 
     def __post_init__(self) -> None:
         for name in (*SPACE, "batch_size", "epochs", "patience"):
-            object.__setattr__(self, name, _plain(getattr(self, name)))
-        for kind in _several(self.networks):
+            object.__setattr__(self, name, _as_python(getattr(self, name)))
+        for kind in _as_sequence(self.networks):
             check_choice("argosy.tabular: networks", kind, KINDS)
         for name, least in (("width", 1), ("depth", 1)):
-            for value in _several(getattr(self, name)):
+            for value in _as_sequence(getattr(self, name)):
                 check_whole(f"argosy.tabular: {name}", value, least=least)
         for name in ("dropout", "lr", "weight_decay"):
-            for value in _several(getattr(self, name)):
+            for value in _as_sequence(getattr(self, name)):
                 check_number(f"argosy.tabular: {name}", value, least=0.0)
 
     def __call__(self, shape: Shape) -> list[Member]:
@@ -84,7 +84,7 @@ class Tabular:
         axes = {name: getattr(self, name) for name in SPACE}
         varied = {name: axis for name, axis in axes.items() if isinstance(axis, list | tuple)}
         fixed = {name: axis for name, axis in axes.items() if name not in varied}
-        builds = [partial(self._member, kind, shape, **fixed) for kind in _several(self.networks)]
+        builds = [partial(self._member, kind, shape, **fixed) for kind in _as_sequence(self.networks)]
         return [member for build in builds for member in (grid(build, **varied) if varied else [build()])]
 
     def _member(self, kind: str, shape: Shape, *, lr: float, weight_decay: float, **sizes: Any) -> Member:
@@ -108,13 +108,13 @@ def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[
     return network, nn.CrossEntropyLoss() if shape.of_classes else nn.MSELoss()
 
 
-def _plain(value: Any) -> Any:
+def _as_python(value: Any) -> Any:
     """Return numbers of NumPy as Python has them, an array or a range as a list: what a search or a grid is given."""
     found = value.tolist() if hasattr(value, "tolist") else value
     return list(found) if isinstance(found, range) else found
 
 
-def _several(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import did_you_mean
 from argosy.export.exported import Exported
 
 __all__ = ["FORMATS", "check_format", "push", "write"]
@@ -36,7 +36,7 @@ WEIGHTS_ALONE = ("safetensors", "hub")
 def check_format(format: str, *, push_to_hub: str | None) -> None:
     """Raise RunError for an unknown format, for one whose package is not installed, and where what is to be pushed is not for the Hub."""
     if format not in FORMATS:
-        raise RunError(f"unknown format {format!r}{meant(format, FORMATS)}; choose one of {', '.join(FORMATS)}.")
+        raise RunError(f"unknown format {format!r}{did_you_mean(format, FORMATS)}; choose one of {', '.join(FORMATS)}.")
     missing = [package for package in FORMATS[format] if importlib.util.find_spec(package) is None]
     if missing:
         raise RunError(

@@ -19,7 +19,7 @@ def write(exported: Exported, folder: Path) -> None:
         network.save_pretrained(folder)
     else:
         safetensors.write(exported, folder)
-    text = "\n\n".join(_card(exported.about, pretrained=pretrained))
+    text = "\n\n".join(_card_lines(exported.about, pretrained=pretrained))
     (folder / "README.md").write_bytes(f"{text}\n".encode(errors="backslashreplace"))
 
 
@@ -37,7 +37,7 @@ def push(folder: Path, repository: str) -> None:
     api.upload_folder(repo_id=repository, folder_path=folder)
 
 
-def _card(about: About, *, pretrained: bool) -> Iterator[str]:
+def _card_lines(about: About, *, pretrained: bool) -> Iterator[str]:
     library = "transformers" if pretrained else "pytorch"
     yield f"---\nlibrary_name: {library}\ntags:\n- argosy\n- {library}\n---"
     yield f"# {about.name}"
@@ -51,7 +51,7 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
             "network is not in this folder; run it first."
         )
     if about.ensemble is not None:
-        yield _of_ensemble(about.ensemble)
+        yield _describe_ensemble(about.ensemble)
     yield "## Data"
     counts = ", ".join(f"{count:,} of {split}" for split, count in about.samples.items())
     yield f"{about.dataset}: {counts} samples."
@@ -75,7 +75,7 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
         )
 
 
-def _of_ensemble(found: Combination) -> str:
+def _describe_ensemble(found: Combination) -> str:
     rows = zip(found.members, found.weights, found.temperatures, strict=True)
     table = "\n".join(f"| {name} | {weight:g} | {temperature:g} |" for name, weight, temperature in rows)
     ways = {

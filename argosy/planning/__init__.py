@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import did_you_mean
 from argosy.planning.balanced import Balanced
-from argosy.planning.choice import CLEARLY, simulate_best
+from argosy.planning.choice import CLEAR_MARGIN, simulate_best
 from argosy.planning.exact import Exact
 from argosy.planning.fleet import Fleet
 from argosy.planning.outcomes import Charges, Workload
-from argosy.planning.policy import FILES, Moving, Policy, Situation
+from argosy.planning.policy import MOVING_BY_FILES, Moving, Policy, Situation
 from argosy.planning.rounds import Rounds
 from argosy.planning.solo import SoloPolicy
 from argosy.plans import Plan
 from argosy.profiles import Profile
 
 __all__ = [
-    "FILES",
+    "MOVING_BY_FILES",
     "POLICIES",
     "SKIPPING",
     "WITH_KNOWN_EPOCHS",
@@ -30,7 +30,7 @@ __all__ = [
     "Situation",
     "best_with_known_epochs",
     "make_plan",
-    "policy_called",
+    "policy_by_name",
 ]
 
 POLICIES: dict[str, Policy] = {
@@ -76,13 +76,13 @@ def make_plan(
         epochs_left=epochs_left or {},
         samples_per_epoch=samples_per_epoch,
     )
-    return Plan.of(policy, policy_called(policy).launch(situation), profiles, devices)
+    return Plan.of(policy, policy_by_name(policy).launch(situation), profiles, devices)
 
 
-def policy_called(name: str) -> Policy:
+def policy_by_name(name: str) -> Policy:
     """Return the policy called `name`; raises PlanError if there is none."""
     if name not in POLICIES:
-        raise PlanError(f"unknown policy {name!r}{meant(name, POLICIES)}; choose one of {', '.join(POLICIES)}.")
+        raise PlanError(f"unknown policy {name!r}{did_you_mean(name, POLICIES)}; choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]
 
 
@@ -96,4 +96,4 @@ def best_with_known_epochs(situation: Situation, charges: Charges) -> str:
         epochs={member: math.ceil(epochs / as_one) for member, epochs in situation.epochs_left.items()},
         samples_per_epoch=situation.samples_per_epoch * as_one,
     )
-    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges, margin=CLEARLY).policy
+    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges, margin=CLEAR_MARGIN).policy

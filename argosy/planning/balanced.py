@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from argosy.cluster import Device
 from argosy.planning.best_fit import best_flotilla
 from argosy.planning.bins import Bin
-from argosy.planning.homes import settle
-from argosy.planning.memory import require_fit
+from argosy.planning.homes import minimize_moves
+from argosy.planning.memory import check_memory_fit
 from argosy.planning.outlook import Outlook, preparation_left
 from argosy.planning.policy import Situation
-from argosy.planning.rebalancing import gives_way, keeps_unless_it_pays
-from argosy.planning.streams import members_apart
-from argosy.planning.units import gathered
+from argosy.planning.rebalancing import keeps_unless_it_pays, must_give_way
+from argosy.planning.streams import members_with_own_stream
+from argosy.planning.units import gather_alike
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
@@ -29,14 +29,14 @@ class Balanced:
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Start separate streams for the longest members and one for all others, or one stream per device while other members wait."""
-        require_fit(situation.waiting, situation.devices)
-        fitting = _fitting(situation.waiting, situation.free)
+        check_memory_fit(situation.waiting, situation.devices)
+        fitting = _members_that_fit(situation.waiting, situation.free)
         if not fitting:
             return ()
         outlook = Outlook.of(fitting, situation)
-        apart = members_apart(outlook, situation)
+        apart = members_with_own_stream(outlook, situation)
         if apart is None:
-            return _a_stream_each(outlook.longest_first, situation)
+            return _one_stream_each(outlook.longest_first, situation)
         free = list(situation.free)
         own = [Flotilla(placements=(Placement.whole(p, _take_device(p, free, situation)),)) for p in apart]
         others = [profile for profile in outlook.longest_first if profile not in apart]
@@ -46,7 +46,7 @@ class Balanced:
         """Return False when another plan for the live members is worth its moves, or when waiting members should have their turn."""
         running = started.keeping(profile.member for profile in live)
         if situation.waiting:
-            return _takes_turns(situation, running, live) and not gives_way(situation, running, live)
+            return _takes_turns(situation, running, live) and not must_give_way(situation, running, live)
         if not situation.free and len(live) == len(started.members):
             return True  # nothing has changed
         if len(live) == 1 and not live[0].splittable:
@@ -57,22 +57,22 @@ class Balanced:
         self, members: Sequence[Profile], free: Sequence[Device], situation: Situation
     ) -> tuple[Flotilla, ...]:
         """Return a flotilla of members that are at the same epoch and fit into the memory of these devices."""
-        fitting = _fitting(members, free)
+        fitting = _members_that_fit(members, free)
         if not fitting:
             return ()
         # All members of a stream are at the same epoch; those furthest behind go first.
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
-        together = gathered(_largest_fitting(peers, free, self.even_shares), peers, free)
-        return (settle(together, free, situation.homes, peers),)
+        together = gather_alike(_first_flotilla(peers, free, self.even_shares), peers, free)
+        return (minimize_moves(together, free, situation.homes, peers),)
 
 
-def _fitting(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Profile]:
+def _members_that_fit(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Profile]:
     largest = max((device.memory_bytes for device in devices), default=0)
     return [profile for profile in profiles if profile.memory_bytes <= largest]
 
 
-def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], even_shares: bool) -> Flotilla:
+def _first_flotilla(profiles: Sequence[Profile], devices: Sequence[Device], even_shares: bool) -> Flotilla:
     """Deal the members into as few flotillas of about equal work as memory allows, and return the first one.
 
     The others wait; flotillas take turns after each epoch.
@@ -93,12 +93,12 @@ def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile
         return True
     here = {*running.devices, *(device.name for device in situation.free)}
     free = tuple(device for device in situation.devices if device.name in here)
-    members = (*live, *_fitting(situation.waiting, free))
+    members = (*live, *_members_that_fit(situation.waiting, free))
     anew = replace(situation, waiting=members, free=free)
-    return members_apart(Outlook.of(members, anew), anew) is None
+    return members_with_own_stream(Outlook.of(members, anew), anew) is None
 
 
-def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
+def _one_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
     """Return a stream for every free device, the longest members first; members without a device wait.
 
     If preparation cannot feed so many streams, several members share a device and its stream, which makes the stream slower.
@@ -111,13 +111,13 @@ def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tu
         if all(device.memory_bytes < first.memory_bytes for device in free):
             continue
         name = _take_device(first, free, situation)
-        pack = _slow_enough(first, waiting, next(d for d in situation.free if d.name == name), pace, situation)
+        pack = _members_within_pace(first, waiting, next(d for d in situation.free if d.name == name), pace, situation)
         waiting = [profile for profile in waiting if profile not in pack[1:]] if len(pack) > 1 else waiting
         flotillas.append(Flotilla(placements=tuple(Placement.whole(profile, name) for profile in pack)))
     return tuple(flotillas)
 
 
-def _slow_enough(
+def _members_within_pace(
     first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
 ) -> list[Profile]:
     """Return the first member, and as many others at its epoch as are needed to slow their common stream down to the pace."""

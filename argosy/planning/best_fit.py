@@ -44,7 +44,7 @@ def best_flotilla(
     if sum(profile.resident_bytes for profile in profiles) > sum(device.memory_bytes for device in devices):
         return None
     largest_first = tuple(sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)))
-    spread = _spread(largest_first, devices)
+    spread = _place_whole(largest_first, devices)
     if spread is not None and 1.0 / spread.samples_per_second <= _least_seconds(profiles, devices) * (
         1 + PACE_TOLERANCE
     ):
@@ -58,10 +58,10 @@ def best_flotilla(
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
         return _bisect(BestFit(order=by_memory, even_shares=even_shares), devices)
     best = max(found, key=lambda flotilla: flotilla.samples_per_second)
-    return _unless_split_in_vain(best, spread, largest_first, devices)
+    return _drop_vain_splits(best, spread, largest_first, devices)
 
 
-def _unless_split_in_vain(
+def _drop_vain_splits(
     best: Flotilla, spread: Flotilla | None, largest_first: tuple[Profile, ...], devices: Sequence[Device]
 ) -> Flotilla:
     """Return the best flotilla or, on CPUs, the best one without splits if splits gain too little."""
@@ -78,7 +78,7 @@ def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> fl
     return max(sum(profile.seconds_per_sample for profile in profiles) / len(devices), slowest)
 
 
-def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flotilla | None:
+def _place_whole(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flotilla | None:
     """Place each member whole on the least loaded device that has the memory for it (LPT, Graham 1969).
 
     This spreads many small members almost evenly in both time and memory. Best fit would fill most of the memory of the last devices.
@@ -189,7 +189,7 @@ def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
         local = list(bins.roomiest(profile, node))
         if _count_needed(profile, local[:count]) is not None:
             return _tighten(profile, local[: count - 1], count, reversed(local))
-    left = _left_for_last(profile, roomiest[: count - 1], count)
+    left = _remainder_for_last(profile, roomiest[: count - 1], count)
     return _tighten(profile, roomiest[: count - 1], count, bins.at_least(profile, left))
 
 
@@ -208,11 +208,11 @@ def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
 
 def _tighten(profile: Profile, roomiest: Sequence[Bin], count: int, tightest_first: Iterable[Bin]) -> list[Bin]:
     """Return a group in which all but the last device are filled, and the last is the tightest one with room for the rest."""
-    left = _left_for_last(profile, roomiest, count)
+    left = _remainder_for_last(profile, roomiest, count)
     return [*roomiest, next(b for b in tightest_first if b.room >= left and b not in roomiest)]
 
 
-def _left_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
+def _remainder_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
     """Return the work of the last device of a group when all others are full."""
     overhead = profile.shard_overhead(count)
     left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)

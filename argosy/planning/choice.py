@@ -8,9 +8,9 @@ from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Policy
 from argosy.planning.simulate import simulate
 
-__all__ = ["CLEARLY", "simulate_best"]
+__all__ = ["CLEAR_MARGIN", "simulate_best"]
 
-CLEARLY = 0.05
+CLEAR_MARGIN = 0.05
 """Fraction of the first policy's makespan that another one must save to be chosen: rates are not known more precisely, and the
 simulation does not count the memory of several streams."""
 

@@ -82,9 +82,9 @@ class Clock:
     def next_event(self) -> float | None:
         """Return the time at which the next epoch or pause ends; None if no member trains."""
         times = []
-        if pause := _first(self._pauses):
+        if pause := _earliest_valid(self._pauses):
             times.append(pause[0])
-        if epoch := _first(self._epochs):
+        if epoch := _earliest_valid(self._epochs):
             times.append(self._time_of(epoch[0]))
         return min(times, default=None)
 
@@ -92,11 +92,13 @@ class Clock:
         """Advance to a time, and end pauses; return the members whose epoch ends at that time."""
         fed, ended = self.fed + (time - self.now) * self.prepared, []
         # Also compare with the same sum as `next_event`: a short epoch may be smaller than the floating-point spacing of a late time.
-        while (epoch := _first(self._epochs)) and (self._is_over(epoch, fed) or self._time_of(epoch[0]) <= time):
+        while (epoch := _earliest_valid(self._epochs)) and (
+            self._is_over(epoch, fed) or self._time_of(epoch[0]) <= time
+        ):
             ended.append(heapq.heappop(self._epochs)[2])
             fed = max(fed, epoch[0])
         self.now, self.fed = time, fed
-        while (pause := _first(self._pauses)) and pause[0] <= time:
+        while (pause := _earliest_valid(self._pauses)) and pause[0] <= time:
             self._run(heapq.heappop(self._pauses)[2])
         return ended
 
@@ -111,7 +113,7 @@ class Clock:
         heapq.heappush(self._epochs, (self.fed + runner.epoch_left, runner.event, runner))
 
 
-def _first(entries: list[tuple[float, int, Runner]]) -> tuple[float, int, Runner] | None:
+def _earliest_valid(entries: list[tuple[float, int, Runner]]) -> tuple[float, int, Runner] | None:
     """Return the earliest entry that is still valid."""
     while entries and entries[0][1] != entries[0][2].event:
         heapq.heappop(entries)

@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import check_memory_fit
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import keeps_unless_it_pays
 from argosy.plans import Flotilla, Placement
@@ -31,7 +31,7 @@ class Exact:
         members, devices = situation.waiting, situation.free
         if not members or not devices:
             return ()
-        require_fit(members, devices)
+        check_memory_fit(members, devices)
         if len(members) > self.most_members or len(devices) > self.most_devices:
             raise PlanError(
                 f"policy 'exact' solves at most {self.most_members} members on {self.most_devices} devices; found "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.errors.wording import sized
-from argosy.planning.memory import require_fit
+from argosy.errors.wording import format_bytes
+from argosy.planning.memory import check_memory_fit
 from argosy.planning.placement import place_contiguously
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
@@ -34,8 +34,8 @@ class Fleet:
         free = situation.free
         if not situation.waiting or not free or (len(free) < len(situation.devices) and not self.local):
             return ()
-        require_fit(situation.waiting, free)
-        _require_equal(free)
+        check_memory_fit(situation.waiting, free)
+        _check_equal_devices(free)
         fastest = max(profile.rate(1) for profile in situation.waiting)
         counts = create_flotilla(situation.waiting, len(free), self.delta * fastest if self.relative else self.delta)
         node_devices = max(Counter(device.node for device in situation.devices).values())
@@ -107,7 +107,7 @@ def find_next(
     return best and (best[2], best[1])
 
 
-def _require_equal(devices: Sequence[Device]) -> None:
-    found = sorted({f"{device.kind} with {sized(device.memory_bytes)}" for device in devices})
+def _check_equal_devices(devices: Sequence[Device]) -> None:
+    found = sorted({f"{device.kind} with {format_bytes(device.memory_bytes)}" for device in devices})
     if len(found) > 1:
         raise PlanError(f"FLEET's policies assume equal devices; found {', '.join(found)}. Use policy 'balanced'.")

@@ -9,7 +9,7 @@ from typing import Any
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
-from argosy.planning.choice import CLEARLY, simulate_best
+from argosy.planning.choice import CLEAR_MARGIN, simulate_best
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
@@ -103,12 +103,12 @@ def forecast(
 
     def simulated(times: int) -> Simulation:
         grown = asked.times(times)
-        charges = Charges(moving=TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
+        charges = Charges(moving=TYPICAL_MOVING, preparation_samples_per_second=_preparation_rate(grown, preparation))
         if policy == "balanced" and known:
-            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEARLY)
+            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEAR_MARGIN)
         return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
 
-    simulation, prepared = simulated(1), _prepared(asked, preparation)
+    simulation, prepared = simulated(1), _preparation_rate(asked, preparation)
     plan = make_plan(
         profiles,
         asked.devices,
@@ -134,7 +134,7 @@ def forecast(
     )
 
 
-def _prepared(cluster: Cluster, preparation: PreparationRates | None) -> float | None:
+def _preparation_rate(cluster: Cluster, preparation: PreparationRates | None) -> float | None:
     """Return the samples per second that all nodes prepare together; None if this was not measured."""
     if preparation is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning import FILES, POLICIES
+from argosy.planning import MOVING_BY_FILES, POLICIES
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
@@ -50,7 +50,7 @@ class Hindsight:
             workload=_workload(state, state.started.lengths["train"], profiled),
             devices=tuple(Device(**device) for device in state.started.devices),
             charges=Charges(
-                moving=FILES,
+                moving=MOVING_BY_FILES,
                 checkpoint_seconds=_saving_seconds(state),
                 opening_seconds=state.started.opening_seconds,
                 preparation_samples_per_second=state.started.preparation_samples_per_second,
@@ -75,7 +75,7 @@ def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Wor
     trained = [Profile.from_json(profiles[name]) for name in profiles if state.member(name).sections]
     sure = {name for event in profiled for name in event.sure}
     return Workload(
-        profiles=tuple(_as_it_was(profile, state.member(profile.member), length) for profile in trained),
+        profiles=tuple(_profile_as_run(profile, state.member(profile.member), length) for profile in trained),
         epochs={profile.member: math.ceil(state.member(profile.member).epochs) for profile in trained},
         samples_per_epoch=length,
         epochs_known=all(profile.member in sure for profile in trained),
@@ -83,7 +83,7 @@ def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Wor
     )
 
 
-def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
+def _profile_as_run(profile: Profile, member: MemberState, length: int) -> Profile:
     """Return the profile with the member's actual rate in samples of the stream, validation included; for a split member, the profile itself."""
     seconds = sum(section.seconds for section in member.sections)
     if member.split is not None or not seconds:

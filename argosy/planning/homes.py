@@ -9,13 +9,15 @@ from argosy.planning.policy import Moving
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["arrivals", "moving_seconds", "settle"]
+__all__ = ["receiving_devices", "moving_seconds", "minimize_moves"]
 
 Slot = TypeVar("Slot", bound=Hashable)
 Homes = Mapping[str, tuple[str, ...]]
 
 
-def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles: Iterable[Profile]) -> Flotilla:
+def minimize_moves(
+    flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles: Iterable[Profile]
+) -> Flotilla:
     """Return the flotilla with equal nodes, and equal devices within a node, exchanged so that members stay where their weights are."""
     state = {profile.member: profile.state_bytes for profile in profiles}
     by_name = {device.name: device for device in devices}
@@ -36,19 +38,19 @@ def _exchange_devices(pairs: Mapping[tuple[str, str], int], devices: Mapping[str
     in_node: dict[str, list[str]] = defaultdict(list)
     for device in devices.values():
         in_node[device.node].append(device.name)
-    shape = {node: tuple(_likeness(devices[name]) for name in names) for node, names in in_node.items()}
+    shape = {node: tuple(_equivalence_key(devices[name]) for name in names) for node, names in in_node.items()}
     between_nodes: dict[tuple[str, str], int] = defaultdict(int)
     for (planned, home), size in pairs.items():
         between_nodes[devices[planned].node, devices[home].node] += size
     renamed: dict[str, str] = {}
     for node, target in _match(between_nodes, shape, shape).items():
-        likeness = {name: _likeness(devices[name]) for name in in_node[node]}
-        target_likeness = {name: _likeness(devices[name]) for name in in_node[target]}
+        likeness = {name: _equivalence_key(devices[name]) for name in in_node[node]}
+        target_likeness = {name: _equivalence_key(devices[name]) for name in in_node[target]}
         renamed |= _match(pairs, likeness, target_likeness)
     return renamed
 
 
-def _likeness(device: Device) -> tuple[str, int]:
+def _equivalence_key(device: Device) -> tuple[str, int]:
     return device.kind, device.memory_bytes
 
 
@@ -75,7 +77,7 @@ def _match(
     return matched
 
 
-def arrivals(placement: Placement, homes: Homes) -> tuple[str, ...]:
+def receiving_devices(placement: Placement, homes: Homes) -> tuple[str, ...]:
     """Return the devices of a placement that must receive the member's state; none for a member that never trained."""
     if placement.member not in homes:
         return ()
@@ -93,7 +95,7 @@ def moving_seconds(flotillas: Iterable[Flotilla], homes: Homes, profiles: Iterab
     sent: dict[str, int] = defaultdict(int)
     for flotilla in flotillas:
         for placement in flotilla.placements:
-            targets = arrivals(placement, homes)
+            targets = receiving_devices(placement, homes)
             for device in targets:
                 received[device] += state[placement.member]
             if targets and homes[placement.member]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 __all__ = ["Choice", "Exchange", "Needs", "choose_pipeline"]
 
-AS_GOOD = 0.95
+NEAR_BEST = 0.95
 """Fraction of the best rate; among the pipelines that reach it, the one with the least CPU time is chosen."""
-SPARE = 1.5
+HEADROOM = 1.5
 """Factor by which there are more loader workers than the measured rates require."""
 
 
@@ -63,23 +63,23 @@ def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
     local = Exchange(sharing="local", preparing=needs.nodes, bytes_per_second=math.inf, cpu_seconds_per_byte=0.0)
     rated = [(_rate(needs, exchange), _cpu_seconds(needs, exchange), exchange) for exchange in (local, *exchanges)]
     best = max(rate for rate, _, _ in rated)
-    rate, _, chosen = min((one for one in rated if one[0] >= AS_GOOD * best), key=lambda one: (one[1], -one[0]))
+    rate, _, chosen = min((one for one in rated if one[0] >= NEAR_BEST * best), key=lambda one: (one[1], -one[0]))
     return Choice(
         sharing=chosen.sharing,
         preparing=chosen.preparing,
         loader_workers=_loader_workers(needs, chosen, rate),
         samples_per_second=rate,
-        reason=_reason(needs, rated, chosen),
+        reason=_explain_choice(needs, rated, chosen),
     )
 
 
-def _part(exchange: Exchange) -> float:
+def _prepared_share(exchange: Exchange) -> float:
     """Return the fraction of the stream's samples that one preparing node prepares."""
     return 1.0 if exchange.sharing == "local" else 1.0 / exchange.preparing
 
 
 def _rate(needs: Needs, exchange: Exchange) -> float:
-    busy = needs.preparation_seconds * _part(exchange) + needs.training_cpu_seconds
+    busy = needs.preparation_seconds * _prepared_share(exchange) + needs.training_cpu_seconds
     prepared = needs.cores / busy if busy else math.inf
     return min(needs.demand_samples_per_second, prepared, exchange.bytes_per_second / max(needs.sample_bytes, 1))
 
@@ -94,11 +94,11 @@ def _loader_workers(needs: Needs, exchange: Exchange, rate: float) -> int:
     if needs.training_cpu_seconds:
         # Trainers use the same cores, so a worker gets only a part of a core; start the maximum number.
         return needs.cores
-    wanted = math.ceil(SPARE * rate * needs.preparation_seconds * _part(exchange))
+    wanted = math.ceil(HEADROOM * rate * needs.preparation_seconds * _prepared_share(exchange))
     return min(max(wanted, 1), needs.cores)
 
 
-def _reason(needs: Needs, rated: Sequence[tuple[float, float, Exchange]], chosen: Exchange) -> str:
+def _explain_choice(needs: Needs, rated: Sequence[tuple[float, float, Exchange]], chosen: Exchange) -> str:
     if needs.nodes == 1:
         return "one node"
     alone = f"{1 / needs.preparation_seconds:,.0f} samples/s a core" if needs.preparation_seconds else "at no cost"

@@ -10,7 +10,7 @@ from argosy.errors.checks import check_number
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["FILES", "Moving", "NamedPolicy", "Policy", "Situation"]
+__all__ = ["MOVING_BY_FILES", "Moving", "NamedPolicy", "Policy", "Situation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Moving:
             check_number("Moving: bytes_per_second", self.bytes_per_second, above=0)
 
 
-FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
+MOVING_BY_FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
 """Costs in a run. A member moves through a file that is written, hashed, flushed, read and loaded, while others on its device wait."""
 
 

@@ -10,7 +10,7 @@ from argosy.planning.policy import Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["gives_way", "keeps_unless_it_pays", "work_rate"]
+__all__ = ["must_give_way", "keeps_unless_it_pays", "work_rate"]
 
 LONGER = 0.9
 """A member gives way to one that has more left to train, once its own remaining time is below this fraction of the other's."""
@@ -68,7 +68,7 @@ def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Sit
     return max(gains, default=0.0) * situation.samples_per_epoch if len(candidate) > 1 else 0.0
 
 
-def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
+def must_give_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
     """Return whether a waiting member may last so much longer than the members of a device that it should not wait for them."""
     waiting = alone_seconds(situation.waiting, situation)
     device = next(device for device in situation.devices if device.name == running.devices[0])

@@ -7,7 +7,7 @@ from random import Random
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.errors.checks import check_whole
-from argosy.errors.wording import sized
+from argosy.errors.wording import format_bytes
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS
 from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges, Simulation, Workload
@@ -68,8 +68,8 @@ def workload_of(
         activation = min(activation_bytes, device_memory_bytes - resident)
         if resident >= device_memory_bytes:
             raise PlanError(
-                f"network {network.name!r} needs {sized(resident)} without activations; the device has "
-                f"{sized(device_memory_bytes)}. Use devices with more memory, or remove the network."
+                f"network {network.name!r} needs {format_bytes(resident)} without activations; the device has "
+                f"{format_bytes(device_memory_bytes)}. Use devices with more memory, or remove the network."
             )
         curve = min(scaling, key=lambda rates: abs(rates[0] - network.samples_per_second), default=[1.0])
         return Profile(
@@ -108,7 +108,7 @@ def replay(
     if policy == "balanced" and workload.epochs_known:
         best = simulate_best(WITH_KNOWN_EPOCHS, workload, devices, charges=charges_of(policy, charges), clock=clock)
         return replace(best, policy=policy)
-    orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]
+    orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffle(workload, seed) for seed in range(draws)]
     runs = [
         simulate(POLICIES[policy], order, devices, charges=charges_of(policy, charges), name=policy, clock=clock)
         for order in orders
@@ -116,7 +116,7 @@ def replay(
     return sorted(runs, key=lambda run: run.makespan_seconds)[len(runs) // 2]
 
 
-def _shuffled(workload: Workload, seed: int) -> Workload:
+def _shuffle(workload: Workload, seed: int) -> Workload:
     profiles = list(workload.profiles)
     Random(seed).shuffle(profiles)
     return replace(workload, profiles=tuple(profiles))

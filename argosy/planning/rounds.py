@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import check_memory_fit
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
@@ -19,7 +19,7 @@ class Rounds:
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Return the next set once all devices are free; the largest members go to the largest devices."""
-        require_fit(situation.waiting, situation.devices)
+        check_memory_fit(situation.waiting, situation.devices)
         if not situation.waiting or len(situation.free) < len(situation.devices):
             return ()
         # The seed depends on the members left, so the same question has the same answer.
@@ -30,7 +30,9 @@ class Rounds:
         for profile in sorted(chosen, key=lambda profile: -profile.memory_bytes):
             if devices[0].memory_bytes >= profile.memory_bytes:
                 placements.append(Placement.whole(profile, devices.pop(0).name))
-        return (Flotilla(placements=tuple(placements)),)  # never empty: `require_fit` has checked the largest device
+        return (
+            Flotilla(placements=tuple(placements)),
+        )  # never empty: `check_memory_fit` has checked the largest device
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Return True: a round ends when its last member has converged."""

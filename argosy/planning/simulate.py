@@ -9,7 +9,7 @@ from itertools import groupby
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.planning.clock import Clock, Runner
-from argosy.planning.homes import arrivals, moving_seconds
+from argosy.planning.homes import moving_seconds, receiving_devices
 from argosy.planning.outcomes import Charges, Segment, Simulation, Workload
 from argosy.planning.policy import Policy, Situation
 from argosy.plans import Flotilla
@@ -179,7 +179,7 @@ class _Run:
             self.moving_seconds += moving
             delay += moving
         for placement in flotilla.placements:
-            targets = arrivals(placement, self.homes)
+            targets = receiving_devices(placement, self.homes)
             self.moves += bool(targets)
             self.moved_bytes += len(targets) * self.profiles[placement.member].state_bytes
         members = set(flotilla.members)

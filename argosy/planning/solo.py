@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import check_memory_fit
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
@@ -16,7 +16,7 @@ class SoloPolicy:
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Return the next members, each on the first free device with enough memory."""
-        require_fit(situation.waiting, situation.devices)
+        check_memory_fit(situation.waiting, situation.devices)
         flotillas, devices = [], list(situation.free)
         for profile in situation.waiting:
             device = next((d for d in devices if d.memory_bytes >= profile.memory_bytes), None)

@@ -14,7 +14,7 @@ from argosy.planning.outlook import EXPECTED, Outlook, feeds_all_devices, prepar
 from argosy.planning.policy import Situation
 from argosy.profiles import Profile
 
-__all__ = ["members_apart"]
+__all__ = ["members_with_own_stream"]
 
 UNSLOWED = 0.95
 """A member that trains at this fraction of its own rate or faster is not held up by its stream."""
@@ -24,7 +24,7 @@ BUSY = 0.75
 """If no limits are known, the smallest fraction of their capacity that the devices of a shared stream must use."""
 
 
-def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...] | None:
+def members_with_own_stream(outlook: Outlook, situation: Situation) -> tuple[Profile, ...] | None:
     """Return the members that train apart, each with its own stream and device; all others share a stream on the other devices.
 
     None means that every free device gets a stream, the longest members first, and the other members wait (LPT, Graham 1969).

@@ -9,13 +9,13 @@ from argosy.planning.best_fit import best_flotilla
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile, pack_memory_bytes
 
-__all__ = ["gathered"]
+__all__ = ["gather_alike"]
 
 SLACK = 0.05
 """Fraction of the predicted pace that may be lost; a program gains more than that, but this is only known when it runs."""
 
 
-def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
+def gather_alike(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
     """Return a flotilla with similar members on as few devices as the pace allows; the given one if every alternative is too slow.
 
     Similar members are dealt into units, which are placed instead of members; few units are tried first.
@@ -23,18 +23,18 @@ def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[
     by_name = {profile.member: profile for profile in profiles}
     members = [by_name[name] for name in flotilla.members]
     split = any(placement.is_split for placement in flotilla.placements)
-    most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _kinds(members))) // 2)
+    most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _group_by_kind(members))) // 2)
     parts = 1
     while parts <= most:
-        units = _units(members, parts)
-        found = best_flotilla([_joint(unit) for unit in units.values()], devices)
+        units = _make_units(members, parts)
+        found = best_flotilla([_joint_profile(unit) for unit in units.values()], devices)
         if found is not None and found.samples_per_second >= (1 - SLACK) * flotilla.samples_per_second:
-            return _parted(found, units)
+            return _split_units(found, units)
         parts *= 2
     return flotilla
 
 
-def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
+def _split_units(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
     """Return the flotilla with units replaced by their members."""
     return Flotilla(
         placements=tuple(
@@ -45,7 +45,7 @@ def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Floti
     )
 
 
-def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
+def _group_by_kind(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
     """Group the members by `Profile.alike`; a member without it forms its own group."""
     kinds: dict[str, list[Profile]] = defaultdict(list)
     for profile in profiles:
@@ -53,10 +53,10 @@ def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
     return list(kinds.values())
 
 
-def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
+def _make_units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
     """Return the members to place together, by the name of the first; each kind forms at most `most` units, of two members or more."""
     units = {}
-    for kind in _kinds(profiles):
+    for kind in _group_by_kind(profiles):
         parts = max(min(most, len(kind) // 2), 1)
         for part in range(parts):
             unit = kind[part::parts]
@@ -64,7 +64,7 @@ def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Prof
     return units
 
 
-def _joint(unit: Sequence[Profile]) -> Profile:
+def _joint_profile(unit: Sequence[Profile]) -> Profile:
     """Return the joint profile of a unit's members; its memory is that of their program, if measured, or of stepping them one by one."""
     seconds = sum(profile.seconds_per_sample for profile in unit)
     one_by_one = max(profile.activation_bytes for profile in unit)

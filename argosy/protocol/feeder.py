@@ -9,7 +9,7 @@ from argosy.protocol.message import Message
 __all__ = [
     "Credit",
     "Feed",
-    "Flowing",
+    "FeederProgress",
     "Held",
     "Hold",
     "Leg",
@@ -171,7 +171,7 @@ class Parted(Message):
     detail: str
 
 
-class Flowing(Message):
+class FeederProgress(Message):
     """Message from a feeder, about once a second: its gauge."""
 
     gauge: Mapping[str, Any]

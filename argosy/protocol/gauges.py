@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from argosy.disk.json_values import conforming
+from argosy.disk.json_values import convert
 
 __all__ = ["check_gauge"]
 
@@ -44,4 +44,4 @@ class TrainerFigures(TypedDict):
 
 def check_gauge(gauge: Mapping[str, Any]) -> None:
     """Raise ValueError unless this is the gauge of a feeder or a trainer."""
-    conforming(dict(gauge), FeederFigures if "to_train" in gauge else TrainerFigures, "gauge")
+    convert(dict(gauge), FeederFigures if "to_train" in gauge else TrainerFigures, "gauge")

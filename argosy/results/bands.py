@@ -45,12 +45,14 @@ class Band:
         """
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         values = [[curve[epoch] for curve in curves] for epoch in epochs]
-        bounds = [] if spread is None else [_bounds(found, spread, overlap, draws) for found in values]
+        bounds = [] if spread is None else [_band_bounds(found, spread, overlap, draws) for found in values]
         means = [Interval.of(found, draws=draws).mean for found in values]
         return cls(name=name, count=len(curves), epochs=epochs, means=means, bounds=bounds)
 
 
-def _bounds(values: Sequence[float], spread: Spread, overlap: float, draws: Sequence[object]) -> tuple[float, float]:
+def _band_bounds(
+    values: Sequence[float], spread: Spread, overlap: float, draws: Sequence[object]
+) -> tuple[float, float]:
     interval = Interval.of(values, overlap=overlap, draws=draws if spread == "ci" else ())
     if interval.bounds is None:
         return math.nan, math.nan

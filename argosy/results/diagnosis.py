@@ -27,7 +27,7 @@ COUNTED = (
 )
 FULL = 0.5
 """Mean fill from which on a queue counts as full."""
-CLEARLY = 1.2
+CLEAR_RATIO = 1.2
 """A stage with this many times another's rate is faster, and not the bottleneck."""
 LEAST_SECONDS = 1e-9
 EARLY = 0.5
@@ -160,21 +160,21 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
     found = Diagnosis(
         stage=stage,
         node=flow.node,
-        preparing_rate=_together(preparing),
+        preparing_rate=_joint_rate(preparing),
         taking_rate=min(paces),
         peak_rate=min(flow.peak_rate for flow in flows),
         queue_before=queue_before,
         queue_behind=queue_behind,
         verdict="",
     )
-    words = {"preparation": _of_preparation, "exchange": _of_exchange, "training": _of_training}
+    words = {"preparation": _preparation_verdict, "exchange": _exchange_verdict, "training": _training_verdict}
     return replace(found, verdict=words[stage](found, flow, preparing))
 
 
 def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking_rate: float) -> tuple[str, NodeFlow]:
     fullest = max(flows, key=lambda flow: flow.to_train)
     behind = max(preparing, key=lambda flow: flow.to_prepare - flow.to_exchange)
-    rates = {"preparation": _together(preparing), "training": taking_rate}
+    rates = {"preparation": _joint_rate(preparing), "training": taking_rate}
     where = {"preparation": behind, "exchange": behind, "training": fullest}
     if fullest.to_train >= FULL:
         stage = "training"
@@ -184,25 +184,25 @@ def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking
     else:
         stage = "preparation"
     slowest = min(rates, key=rates.__getitem__)
-    stage = slowest if rates[stage] > CLEARLY * rates[slowest] else stage
+    stage = slowest if rates[stage] > CLEAR_RATIO * rates[slowest] else stage
     return stage, where[stage]
 
 
-def _together(preparing: Sequence[NodeFlow]) -> float:
+def _joint_rate(preparing: Sequence[NodeFlow]) -> float:
     """Return the samples/s that these nodes prepare for all: in turns at the slowest pace, or each all, without
     exchange."""
     share = len(preparing) if any(flow.exchanged_bytes for flow in preparing) else 1
     return share * min(flow.preparing_rate for flow in preparing)
 
 
-def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+def _training_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
     said = f"training: members take {found.taking_rate:,.0f} samples/s each, preparation could deliver {found.preparing_rate:,.0f}: "
-    if found.preparing_rate > CLEARLY * found.taking_rate:
+    if found.preparing_rate > CLEAR_RATIO * found.taking_rate:
         return f"{said}more or faster devices would help, more loader workers would not"
     return f"{said}both are about equally fast, so more devices alone would not help"
 
 
-def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+def _exchange_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
     sent = flow.exchanged_bytes / flow.seconds / 1e6
     said = (
         f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
@@ -211,10 +211,10 @@ def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
     )
     # Each node would then prepare all samples.
     alone = min(node.preparing_rate for node in preparing)
-    return f"{said}, or prepare on every node (sharing='local')" if alone > CLEARLY * found.peak_rate else said
+    return f"{said}, or prepare on every node (sharing='local')" if alone > CLEAR_RATIO * found.peak_rate else said
 
 
-def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+def _preparation_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
     rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f} each: "
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):

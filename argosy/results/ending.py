@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors.wording import as_html, html_table, text_table, visible
+from argosy.errors.wording import as_html, escape_unprintable, html_table, text_table
 
-__all__ = ["Ending", "counted", "size_of_output"]
+__all__ = ["Ending", "format_counts", "output_size"]
 
 MOST_ROWS = 10
 """Rows of the table; the others are folded."""
@@ -53,13 +53,13 @@ class Ending:
 
     def text(self, width: int, height: int) -> str:
         """Return the ending as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
-        head, end, note = [[*self.best], self._failed(width)], self._end(width), _wrapped(self.note, width)
+        head, end, note = [[*self.best], self._failed(width)], self._end(width), _wrap(self.note, width)
         lines = [*head[0], *head[1], *note, *end]
         # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
         room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
         shown = self.rows[: min(max(room, FEWEST_ROWS), MOST_ROWS)]
         table = [*text_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
-        return visible("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
+        return escape_unprintable("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
 
     def html(self) -> str:
         """Return the ending for a notebook: with all columns, and with the other rows behind a click."""
@@ -78,12 +78,12 @@ class Ending:
         return f"<p><b>{as_html(best)}</b></p>{said}{table}{end}"
 
     def _end(self, width: int) -> list[str]:
-        limit = _wrapped(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
+        limit = _wrap(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
         actions = self.actions[: MOST_ACTIONS - bool(limit)]
         return [self.state, *limit, *(f"{f'{label}:':<{LABEL}}{what}" for label, what in actions)]
 
     def _failed(self, width: int) -> list[str]:
-        lines = [line for one in self.failures[:MOST_FAILURES] for line in _wrapped(one, width, "  ")]
+        lines = [line for one in self.failures[:MOST_FAILURES] for line in _wrap(one, width, "  ")]
         more = len(self.failures) - MOST_FAILURES
         return [
             *lines,
@@ -96,21 +96,21 @@ class Ending:
         return [f"and {more} more: {self.everything}"] if more > 0 else []
 
 
-def counted(statuses: Sequence[str]) -> str:
+def format_counts(statuses: Sequence[str]) -> str:
     """Return how many there are of each status.
 
-    >>> counted(["done", "failed", "done"])
+    >>> format_counts(["done", "failed", "done"])
     '2 done, 1 failed'
     """
     return ", ".join(f"{count} {status}" for status, count in Counter(statuses).most_common())
 
 
-def size_of_output() -> tuple[int, int]:
+def output_size() -> tuple[int, int]:
     """Return the columns and lines of the terminal that output goes to."""
     return shutil.get_terminal_size((WITHOUT_TERMINAL, MOST_LINES))
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )

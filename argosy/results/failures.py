@@ -10,7 +10,7 @@ from argosy.results.report import Report
 
 __all__ = ["raise_failures", "raise_interrupts", "warn_of_failures", "warn_of_trials"]
 
-MOST_TOLD = 10
+MOST_NAMED = 10
 """Most failed members that an error names."""
 
 
@@ -41,8 +41,8 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
     """Raise MemberError if members failed or diverged."""
     failed = [row for row in rows if row.failed]
     if failed:
-        told = [f"  {row.failure}\n" for row in failed[:MOST_TOLD]]
-        more = f"  and {len(failed) - MOST_TOLD} more\n" if len(failed) > MOST_TOLD else ""
+        told = [f"  {row.failure}\n" for row in failed[:MOST_NAMED]]
+        more = f"  and {len(failed) - MOST_NAMED} more\n" if len(failed) > MOST_NAMED else ""
         raise MemberError(
             f"{len(failed)} of {len(rows)} members failed or diverged; the others were "
             f"trained:\n{''.join(told)}{more}Fix them, or remove raise_on_failure to get the report anyway."

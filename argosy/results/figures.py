@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.disk.files import replacing
 from argosy.errors import RunError
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 from argosy.results.bands import Band, Curve
 
 try:
@@ -19,7 +19,7 @@ except ModuleNotFoundError as _error:
         "figures are drawn with matplotlib, which is not installed. Install it: pip install 'argosy[report]'."
     ) from _error
 
-__all__ = ["draw_bands", "draw_curves", "draw_parameters", "for_paper", "new_axes", "save"]
+__all__ = ["draw_bands", "draw_curves", "draw_parameters", "paper_style", "new_axes", "save_figures"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours that are told apart by colour-blind people and, roughly, in print (Okabe and Ito 2008)."""
@@ -65,21 +65,21 @@ def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | Non
     for number, curve in reversed([*enumerate(curves)]):
         style: dict[str, Any] = {"color": GREY, "linewidth": 0.8}
         if best is not None and number == 0:
-            style = {"color": COLOURS[0], "label": f"best: {_text(best).strip()}"}
+            style = {"color": COLOURS[0], "label": f"best: {_escape_name(best).strip()}"}
         axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **style)
-    _finish(axes, metric, named=best is not None)
+    _finish_axes(axes, metric, named=best is not None)
 
 
 def draw_bands(axes: Any, bands: Sequence[Band], metric: str) -> None:
     """Draw the mean of each group of members and the band around it."""
     for number, band in enumerate(bands):
         style = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
-        label = f"{_text(band.name)} (n = {band.count})"
+        label = f"{_escape_name(band.name)} (n = {band.count})"
         axes.plot(band.epochs, band.means, marker=_marker(len(band.epochs)), label=label, **style)
         if band.bounds:
             low, high = zip(*band.bounds, strict=True)
             axes.fill_between(band.epochs, low, high, color=style["color"], alpha=0.2, linewidth=0)
-    _finish(axes, metric, named=bool(bands))
+    _finish_axes(axes, metric, named=bool(bands))
 
 
 def draw_parameters(names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float]], metric: str) -> list[Any]:
@@ -92,15 +92,15 @@ def draw_parameters(names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any]
         xs, words = given, sorted({*map(str, given)})
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in given):
             xs = [words.index(str(value)) for value in given]
-            one.set_xticks(range(len(words)), [*map(_text, words)])
+            one.set_xticks(range(len(words)), [*map(_escape_name, words)])
         elif xs and min(xs) > 0 and max(xs) / min(xs) >= LOG_RATIO:
             one.set_xscale("log")
         one.scatter(xs, [value for _, value in found], s=12, c=[COLOURS[0] if row is best else GREY for row in found])
-        one.set(xlabel=_text(name), ylabel=_text(metric))
+        one.set(xlabel=_escape_name(name), ylabel=_escape_name(metric))
     return axes
 
 
-def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
+def save_figures(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
     """Write each of these axes' figures as PNG, SVG and PDF, and return the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,14 +118,14 @@ def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
     return files
 
 
-def for_paper() -> Any:
+def paper_style() -> Any:
     """Return a context in which figures are made for a paper."""
     return matplotlib.rc_context(dict(PAPER))
 
 
-def _text(name: str) -> str:
+def _escape_name(name: str) -> str:
     """Return a name as matplotlib shows it as it is: ``$`` begins a formula there, and what begins with ``_`` is in no legend."""
-    told = visible(name, lines=False).replace("$", r"\$")
+    told = escape_unprintable(name, lines=False).replace("$", r"\$")
     return f" {told}" if told.startswith("_") else told
 
 
@@ -134,8 +134,8 @@ def _marker(points: int) -> str:
     return "o" if points == 1 else ""
 
 
-def _finish(axes: Any, metric: str, *, named: bool) -> None:
-    axes.set(xlabel="epoch", ylabel=_text(metric))
+def _finish_axes(axes: Any, metric: str, *, named: bool) -> None:
+    axes.set(xlabel="epoch", ylabel=_escape_name(metric))
     locator = axes.xaxis.get_major_locator()
     if isinstance(locator, AutoLocator) and axes.dataLim.x1 >= 2:  # within one epoch no whole number may be in sight
         locator.set_params(integer=True)

@@ -41,11 +41,11 @@ from argosy.protocol.events import (
 from argosy.protocol.packs import Packed, StepsAlone
 from argosy.stopping import GrowingHistory
 
-__all__ = ["OVER", "WRONG", "MemberState", "RunState"]
+__all__ = ["FINAL_STATUSES", "FAILED_STATUSES", "MemberState", "RunState"]
 
-WRONG = ("failed", "diverged")
+FAILED_STATUSES = ("failed", "diverged")
 """Statuses of members that failed by themselves."""
-OVER = ("done", "stopped", *WRONG)
+FINAL_STATUSES = ("done", "stopped", *FAILED_STATUSES)
 """Statuses of members that train no more; a member that is done may be given more epochs later."""
 
 FILES_KEPT = 4
@@ -250,9 +250,9 @@ class RunState:
             state.apply(event)
         return state
 
-    def copied(self) -> "RunState":
+    def deep_copy(self) -> "RunState":
         """Return an independent copy; events are shared."""
-        copy: RunState = _copied(self)
+        copy: RunState = _copy_value(self)
         return copy
 
     def member(self, name: str) -> MemberState:
@@ -404,9 +404,9 @@ class RunState:
         return max(sum((s + 1) * length // sections - s * length // sections for s in fed), 1)
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, RunState | MemberState):
-        return replace(value, **{name: _copied(getattr(value, name)) for name in value.__slots__})
+        return replace(value, **{name: _copy_value(getattr(value, name)) for name in value.__slots__})
     if isinstance(value, list | set):
-        return type(value)(map(_copied, value))
-    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(_copy_value, value))
+    return {key: _copy_value(item) for key, item in value.items()} if isinstance(value, dict) else value

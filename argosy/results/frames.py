@@ -6,13 +6,13 @@ from typing import Any
 
 from argosy.errors import RunError
 
-__all__ = ["frame_of"]
+__all__ = ["to_frame"]
 
 WITH_GAPS: Mapping[type, str] = {int: "Int64", bool: "boolean"}
 """Types of columns with gaps; where pandas chooses, whole numbers become fractions and switches become objects."""
 
 
-def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole: Sequence[str] = ()) -> Any:
+def to_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole: Sequence[str] = ()) -> Any:
     """Return rows as a DataFrame, these columns first, an empty one with these alone; `whole` ones are whole numbers or NA."""
     try:
         import pandas

@@ -80,7 +80,7 @@ def legs_of(state: RunState) -> tuple[LegResult, ...]:
         for section in passed:
             legs.setdefault((driver, section.leg), []).append(section)
     return tuple(
-        LegResult.of(_of_driver(driver, leg, state), sections, state.saving.get((driver, leg), 0.0))
+        LegResult.of(_name_under_driver(driver, leg, state), sections, state.saving.get((driver, leg), 0.0))
         for (driver, leg), sections in legs.items()
     )
 
@@ -88,7 +88,7 @@ def legs_of(state: RunState) -> tuple[LegResult, ...]:
 def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
     """Return what stages did and how full the queues between them were, by worker."""
     return {
-        _of_driver(driver, one.worker, state): {**one.gauge, "cpu_seconds": one.cpu_seconds}
+        _name_under_driver(driver, one.worker, state): {**one.gauge, "cpu_seconds": one.cpu_seconds}
         for driver, used in enumerate(state.used, start=1)
         for one in used
     }
@@ -101,6 +101,6 @@ def waiting_share(gauges: Iterable[Mapping[str, Any]]) -> float:
     return waiting / (waiting + busy) if waiting + busy else 0.0
 
 
-def _of_driver(driver: int, what: int | str, state: RunState) -> str:
+def _name_under_driver(driver: int, what: int | str, state: RunState) -> str:
     """Return a name that drivers reuse, preceded by the driver's number if several worked on the run."""
     return f"{driver}.{what}" if len(state.passed) > 1 else str(what)

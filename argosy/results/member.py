@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from argosy.disk.json_values import conforming
+from argosy.disk.json_values import convert
 from argosy.errors.spelling import known_names
-from argosy.errors.wording import cause
+from argosy.errors.wording import cause_of
 from argosy.protocol.events import SectionEnded
 from argosy.results.bands import Band, Curve, Spread
-from argosy.results.fold import WRONG, MemberState
+from argosy.results.fold import FAILED_STATUSES, MemberState
 from argosy.study import Repetition
 
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "band_of"]
@@ -100,7 +100,7 @@ class MemberResult:
             metrics=dict(best.metrics) if best else {},
             best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
-            repetition=None if found is None else conforming(found, Repetition, "repetition"),
+            repetition=None if found is None else convert(found, Repetition, "repetition"),
             seed=described["seed"],
             as_alone=state.as_alone,
             device=state.device,
@@ -114,7 +114,7 @@ class MemberResult:
     @property
     def failed(self) -> bool:
         """Whether its code raised, or its loss was no longer a number."""
-        return self.status in WRONG
+        return self.status in FAILED_STATUSES
 
     @property
     def counts(self) -> bool:
@@ -140,7 +140,7 @@ class MemberResult:
     @property
     def failure(self) -> str:
         """What became of a failed member, in one line."""
-        return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+        return f"{self.name!r} {self.status}: {cause_of(self.reason).removesuffix('.')}"
 
     def curve(self, metric: str) -> Curve:
         """Return the values of a metric by finished epochs."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.errors.spelling import known_names, meant
+from argosy.errors.spelling import did_you_mean, known_names
 from argosy.results.intervals import Interval
 from argosy.results.ranking import NOTHING, NUMBER, rank
 from argosy.stopping import Mode
@@ -222,14 +222,14 @@ class Repetitions:
             known = f"{', '.join(map(repr, self.outcomes))}. Choose one of these"
             none = "no member. Read single members in the report, or repeat them with argosy.replicate"
             raise RunError(
-                f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}; with "
+                f"the run has no configuration {configuration!r}{did_you_mean(configuration, self.outcomes)}; with "
                 f"argosy.replicate and argosy.kfold it repeats {known if self.outcomes else none}."
             )
         done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
         for metrics in done.values():
             if metric not in metrics:
                 raise RunError(
-                    f"configuration {configuration!r} does not report {metric!r}{meant(metric, metrics)}; choose one of "
+                    f"configuration {configuration!r} does not report {metric!r}{did_you_mean(metric, metrics)}; choose one of "
                     f"{', '.join(metrics)}."
                 )
         return {under: metrics[metric] for under, metrics in done.items()}

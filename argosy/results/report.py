@@ -11,16 +11,16 @@ from typing import Any, Literal
 from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
-from argosy.errors.spelling import known_names, listed, meant
+from argosy.errors.spelling import did_you_mean, format_names, known_names
 from argosy.errors.warned import warn_caller
-from argosy.errors.wording import differing, last_line, lasting
+from argosy.errors.wording import differing_parameters, format_duration, last_line
 from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.bands import BANDS, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
-from argosy.results.ending import Ending, counted, size_of_output
+from argosy.results.ending import Ending, format_counts, output_size
 from argosy.results.fold import MemberState, RunState
-from argosy.results.frames import frame_of
+from argosy.results.frames import to_frame
 from argosy.results.legs import LegResult, gauges_of, legs_of, waiting_share
 from argosy.results.means import Means
 from argosy.results.member import LEFT_OUT, MemberResult, Networks, band_of
@@ -29,13 +29,13 @@ from argosy.results.repetitions import Comparison, Leader, Repetitions
 
 __all__ = ["Format", "Report", "best_epochs"]
 
-Way = Literal["probabilities", "logits", "votes", "mean"]
+Combine = Literal["probabilities", "logits", "votes", "mean"]
 """How the outputs of networks are combined."""
 Format = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats of exports."""
 IDENTITY = ("member", "configuration", "seed", "fold")
 """First columns of every table of members."""
-WHOLE = ("seed", "fold")
+INTEGER_COLUMNS = ("seed", "fold")
 """Columns that hold whole numbers or NA."""
 
 
@@ -151,7 +151,9 @@ class Report:
 
     def _unknown(self, name: str, known: Sequence[str]) -> RunError:
         """Return the error for an unknown name of a member."""
-        return RunError(f"no member {name!r}{meant(name, known)} in {self.directory}; choose one of {listed(known)}.")
+        return RunError(
+            f"no member {name!r}{did_you_mean(name, known)} in {self.directory}; choose one of {format_names(known)}."
+        )
 
     def ensemble(
         self,
@@ -160,7 +162,7 @@ class Report:
         members: Sequence[str | MemberResult] | None = None,
         select: Literal["greedy", "bagged"] | None = None,
         snapshots: bool = True,
-        combine: Way | tuple[Any, ...] | Mapping[Any, Any] | None = None,
+        combine: Combine | tuple[Any, ...] | Mapping[Any, Any] | None = None,
         calibrate: bool = False,
         preprocess: bool = False,
     ) -> Any:
@@ -235,11 +237,11 @@ class Report:
         if not found:
             known = [found.name for found in self.repetitions.configurations]
             raise RunError(
-                f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}. Choose a "
+                f"{self.directory} has no configuration {configuration!r}{did_you_mean(configuration, known)}. Choose a "
                 "member that was passed to argosy.kfold."
             )
         if lost := [row for row in found if row.failed]:
-            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {listed(row.name for row in lost)}"
+            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {format_names(row.name for row in lost)}"
             if len(lost) == len(found):
                 raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
             warn_caller(
@@ -302,7 +304,7 @@ class Report:
         and sections count from 1. A member that repeats no other is its own configuration. A clone's curve begins where
         the clone did. Raises RunError if pandas is not installed.
         """
-        return frame_of([*self.curve_rows()], self.curve_columns, whole=WHOLE)
+        return to_frame([*self.curve_rows()], self.curve_columns, whole=INTEGER_COLUMNS)
 
     def plot(
         self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
@@ -339,7 +341,7 @@ class Report:
         from argosy.results import figures  # imports matplotlib
 
         metric, counted = self._known_metric(metric), [row for row in self.rows if row.counts]
-        names = differing({row.name: row.hyperparameters for row in counted})
+        names = differing_parameters({row.name: row.hyperparameters for row in counted})
         points = [(row.hyperparameters, row.metrics[metric]) for row in counted if metric in row.metrics]
         return figures.draw_parameters(names, points, metric)
 
@@ -351,20 +353,20 @@ class Report:
         """
         from argosy.results import figures  # imports matplotlib
 
-        with figures.for_paper():
+        with figures.paper_style():
             drawn = {"objective": self.plot()}
             if self.repetitions.outcomes:
                 drawn["configurations"] = self.plot(by="configuration")
             if against := self.plot_hyperparameters():
                 drawn["hyperparameters"] = against[0]
-            return figures.save(user_path(folder), drawn)
+            return figures.save_figures(user_path(folder), drawn)
 
     def _known_metric(self, metric: str | None) -> str:
         """Return the metric, by default the objective; raises RunError if no member reports it, once one reports any."""
         known = dict.fromkeys(name for row in self.rows for ended in row.sections[:1] for name in ended.metrics)
         if metric is not None and known and metric not in known:
             raise RunError(
-                f"no member of {self.directory} reports {metric!r}{meant(metric, known)}; choose one of {', '.join(known)}."
+                f"no member of {self.directory} reports {metric!r}{did_you_mean(metric, known)}; choose one of {', '.join(known)}."
             )
         return self.objective if metric is None else metric
 
@@ -378,7 +380,9 @@ class Report:
             if found.get(by) is not None:
                 groups.setdefault(found[by], []).append(row)
         if by not in known:
-            raise RunError(f"members cannot be grouped by {by!r}{meant(by, known)}; choose one of {', '.join(known)}.")
+            raise RunError(
+                f"members cannot be grouped by {by!r}{did_you_mean(by, known)}; choose one of {', '.join(known)}."
+            )
         if by != "configuration":
             numbers = all(isinstance(value, int | float) for value in groups)
             return {f"{by} = {value}": groups[value] for value in (sorted(groups) if numbers else groups)}
@@ -415,7 +419,7 @@ class Report:
         means = Means.of(self.repetitions, single) if counted_any else None
         columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
         known = self.seconds and not self.killed_drivers and self.status != "running"
-        took = f" after {lasting(self.seconds)}" if known else ""
+        took = f" after {format_duration(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
         return Ending(
             best=(*self._best(), *self._last_ensemble()),
@@ -427,14 +431,14 @@ class Report:
             rows=tuple(map(tuple, rows)),
             everything=f"argosy report {shlex.quote(str(self.directory))} --verbose",
             note="" if means is None else means.text,
-            state=f"{self.status}{took}{why}: {counted([row.status for row in self.rows])}. Everything is in {self.directory}",
+            state=f"{self.status}{took}{why}: {format_counts([row.status for row in self.rows])}. Everything is in {self.directory}",
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
         )
 
     def _best(self) -> tuple[str, ...]:
         leader = self.leader
-        load = f"Load it: {self._loaded}"
+        load = f"Load it: {self._load_expression}"
         if leader is None:
             row = next(filter(self._has_number, self.rows), None)
             if row is None:
@@ -460,7 +464,7 @@ class Report:
         count = sum(weight > 0 for weight in last.weights.values())
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
-            f"Load an ensemble of all kept sections: {self._loaded}.ensemble(select='bagged')",
+            f"Load an ensemble of all kept sections: {self._load_expression}.ensemble(select='bagged')",
         )
 
     @property
@@ -472,7 +476,7 @@ class Report:
         )
 
     @property
-    def _loaded(self) -> str:
+    def _load_expression(self) -> str:
         """Return the Python expression that reads this report again."""
         return f"argosy.load({str(self.directory)!r}, study={'search).run' if self.is_search else 'study)'}"
 
@@ -480,7 +484,7 @@ class Report:
         """Return the table of members, without hyper-parameters that are equal in all."""
         found = dict.fromkeys(name for row in self.rows for name in row.metrics if name not in (self.objective, "lr"))
         metrics = sorted(found, key=lambda name: not name.startswith("val_"))
-        differ = differing({row.name: row.hyperparameters for row in self.rows})
+        differ = differing_parameters({row.name: row.hyperparameters for row in self.rows})
         rows = [
             [
                 *(row.name, row.metrics.get(self.objective, "")),
@@ -507,7 +511,7 @@ class Report:
         )
 
     def __str__(self) -> str:
-        return self.ending().text(*size_of_output())
+        return self.ending().text(*output_size())
 
     __repr__ = __str__
 
@@ -548,7 +552,7 @@ class Report:
 
         Raises RunError if pandas is not installed.
         """
-        return frame_of(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"], whole=WHOLE)
+        return to_frame(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"], whole=INTEGER_COLUMNS)
 
     @classmethod
     def of(

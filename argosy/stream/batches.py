@@ -20,16 +20,16 @@ import torch
 
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.order import WORD, Digest, Hashes, Indices, Selection, running_sums, used_elements
-from argosy.stream.padding import batch_of
+from argosy.stream.padding import make_batch
 from argosy.stream.trees import map_leaves
 
-__all__ = ["Batch", "Carried", "Cutter", "Elements", "Gathering", "InOrder", "sent"]
+__all__ = ["Batch", "PartialBatch", "Cutter", "Elements", "Gathering", "InOrder", "copy_to_device"]
 
 FEW_BYTES = 1 << 20
 """A member's own elements of a block are gathered in one call if they take at most this much."""
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a host tensor to a device, without waiting for earlier work on the device."""
     if device.type == "cpu":
         return tensor
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     """Numbers of its elements in the member's sequence; None if they are those directly before `stop`."""
 
 
-class Carried(NamedTuple):
+class PartialBatch(NamedTuple):
     """The beginning of a batch whose other elements are in later blocks."""
 
     leaves: Sequence[torch.Tensor]
@@ -89,7 +89,7 @@ class Cutter(ABC):
 
     @property
     @abstractmethod
-    def carried(self) -> Carried | None:
+    def carried(self) -> PartialBatch | None:
         """The elements gathered for the next batch, with which another cutter can continue after them."""
 
     @property
@@ -97,7 +97,7 @@ class Cutter(ABC):
         """Number of elements before `position` that another cutter has to see again to continue from there."""
         return 0
 
-    def same(self, other: "Cutter") -> bool:
+    def cuts_alike(self, other: "Cutter") -> bool:
         """Return whether both cut the same batches from now on, so that one of them can serve both."""
         mine, theirs = (
             (cutter.batch_size, cutter.length, cutter.position, cutter.gathered) for cutter in (self, other)
@@ -163,7 +163,7 @@ class InOrder(Cutter):
         batch_size: int,
         drop_last: bool,
         position: int = 0,
-        carried: Carried | None = None,
+        carried: PartialBatch | None = None,
     ) -> None:
         super().__init__(
             selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
@@ -179,7 +179,7 @@ class InOrder(Cutter):
         return self._open.elements if self._open is not None and self._open.first == self.position else 0
 
     @property
-    def carried(self) -> Carried | None:
+    def carried(self) -> PartialBatch | None:
         """Implement `Cutter.carried`."""
         return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
@@ -258,17 +258,17 @@ class Elements:
         """Return elements start … stop-1 as one batch, without broken samples."""
         leaves, rows = self._leaves(start, stop, private=private)
         sound = self._sound(start, stop, rows)
-        return Batch(batch_of(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
+        return Batch(make_batch(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
 
     def indices(self, start: int, stop: int) -> Indices:
         """Return the sample index of each of elements start … stop-1."""
         low, high = start - self.first, stop - self.first
         return self.block.indices[slice(low, high) if self.rows is None else self.rows[low:high]]
 
-    def piece(self, start: int, stop: int) -> Carried:
+    def piece(self, start: int, stop: int) -> PartialBatch:
         """Return elements start … stop-1 as a part of a batch."""
         leaves, rows = self._leaves(start, stop, private=False)
-        return Carried(leaves, stop - start, self._digest(start, stop, rows), self._sound(start, stop, rows))
+        return PartialBatch(leaves, stop - start, self._digest(start, stop, rows), self._sound(start, stop, rows))
 
     def _leaves(self, start: int, stop: int, *, private: bool) -> tuple[list[torch.Tensor], int]:
         low, high = start - self.first, stop - self.first
@@ -303,7 +303,7 @@ class Elements:
     def _index(self) -> torch.Tensor:
         """Rows of all sound elements, on the block's device. Sent once, because sending them for each batch would stall the host at each step."""
         rows = np.arange(self.block.place.rows) if self.rows is None else self.rows
-        return sent(torch.from_numpy(rows[self.sound]), self.block.leaves[0].device)
+        return copy_to_device(torch.from_numpy(rows[self.sound]), self.block.leaves[0].device)
 
     def _sound(self, start: int, stop: int, rows: int) -> npt.NDArray[np.bool_] | None:
         return None if rows == stop - start else self.sound[start - self.first : stop - self.first].copy()
@@ -325,25 +325,25 @@ class Gathering:
         """Number of elements added, including broken samples, which `digest` does not count."""
         self.digest: Digest = Digest()
 
-    def add(self, piece: Carried) -> None:
+    def add(self, piece: PartialBatch) -> None:
         """Append a piece."""
         self._copy(piece)
         self.elements += piece.elements
         self.digest = self.digest.plus(piece.digest)
 
-    def completed(self, piece: Carried, block: Block, stop: int, *, private: bool) -> Batch:
+    def completed(self, piece: PartialBatch, block: Block, stop: int, *, private: bool) -> Batch:
         """Return the batch completed by its last piece. The piece is not added, because it comes again if this batch is never committed."""
         rows = self._copy(piece)
-        data = batch_of([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
+        data = make_batch([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
         sound = None if rows == stop - self.first else self.sound
         return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 
-    def carried(self) -> Carried:
+    def carried(self) -> PartialBatch:
         """Return the elements gathered so far."""
         leaves, sound = [leaf[: self.digest.elements] for leaf in self.leaves], self.sound[: self.elements]
-        return Carried(leaves, self.elements, self.digest, None if len(sound) == self.digest.elements else sound)
+        return PartialBatch(leaves, self.elements, self.digest, None if len(sound) == self.digest.elements else sound)
 
-    def _copy(self, piece: Carried) -> int:
+    def _copy(self, piece: PartialBatch) -> int:
         """Copy the rows of a piece behind the others. Returns the number of rows including them."""
         start, stop = self.digest.elements, self.digest.elements + piece.digest.elements
         for target, leaf in zip(self.leaves, piece.leaves, strict=True):

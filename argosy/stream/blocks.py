@@ -14,7 +14,17 @@ from argosy.protocol.feeder import ShardMark
 from argosy.stream.order import Hashes, Indices, running_sums
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
-__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "bits_of", "bytes_of", "same_bits", "sample_leaves"]
+__all__ = [
+    "ALIGNMENT",
+    "Block",
+    "Layout",
+    "Place",
+    "UnfitSample",
+    "byte_view",
+    "host_bytes",
+    "same_bits",
+    "sample_leaves",
+]
 
 ALIGNMENT = 64
 """Alignment of every leaf, in bytes.
@@ -24,7 +34,7 @@ results whichever block it came in.
 """
 
 
-class Unfit(Exception):  # noqa: N818  # a clause about a sample, not a sentence
+class UnfitSample(Exception):  # noqa: N818  # a clause about a sample, not a sentence
     """Says why a sample cannot enter the stream. Callers that know its index turn it into a StudyError."""
 
 
@@ -58,12 +68,12 @@ class Layout:
         """Return the layout of this sample. Raises Unfit if no block can hold it."""
         leaves, tree = sample_leaves(sample)
         if not leaves:
-            raise Unfit(
+            raise UnfitSample(
                 f"is {sample!r}, without any tensor or number. Return (input, target), or the values that your "
                 "step takes."
             )
         if any(leaf.layout != torch.strided for leaf in leaves):
-            raise Unfit("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
+            raise UnfitSample("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
         return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
 
     @property
@@ -104,18 +114,18 @@ class Layout:
     def check(self, leaves: Sequence[torch.Tensor], tree: Structure) -> None:
         """Raise Unfit unless a sample has this layout."""
         if tree != self.tree:
-            raise Unfit(
+            raise UnfitSample(
                 f"has the structure {described(tree)}, the first sample {described(self.tree)}. Return the same "
                 "structure for all samples."
             )
         for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
             if leaf.dtype != dtype:
-                raise Unfit(
+                raise UnfitSample(
                     f"has {leaf.dtype} in its element {number}, the first sample {dtype}. All samples must have "
                     "the same dtype: convert them in the dataset."
                 )
             if tuple(leaf.shape) != shape:
-                raise Unfit(
+                raise UnfitSample(
                     f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. All samples "
                     "must have the same shape: resize them in the dataset, or pad them with Data(ragged=...)."
                 )
@@ -187,14 +197,14 @@ def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
     return [_tensor(leaf) for leaf in leaves], tree
 
 
-def bits_of(leaf: torch.Tensor) -> torch.Tensor:
+def byte_view(leaf: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes, uint8 ``[bytes]``, on its device."""
     return leaf.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def bytes_of(leaf: torch.Tensor) -> memoryview:
+def host_bytes(leaf: torch.Tensor) -> memoryview:
     """Return a tensor's bytes in host memory."""
-    found: memoryview = bits_of(leaf).cpu().numpy().data
+    found: memoryview = byte_view(leaf).cpu().numpy().data
     return found
 
 
@@ -202,7 +212,7 @@ def same_bits(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> b
     """Return whether both contain equally many tensors that are equal bit by bit, NaN included."""
     some, others = list(some), list(others)
     return len(some) == len(others) and all(
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits_of(a), bits_of(b))
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(byte_view(a), byte_view(b))
         for a, b in zip(some, others, strict=True)
     )
 
@@ -220,7 +230,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
         # foreign byte orders.
         taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
-    raise Unfit(
+    raise UnfitSample(
         f"contains {leaf!r:.60} of type {_kind(leaf)}; a sample may contain only tensors, arrays and numbers. "
         "Convert it in the dataset (a word to its number, an image to an array), or remove it there."
     )

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from argosy.stream.batches import Batch, Carried, Cutter, Elements, Gathering, sent
+from argosy.stream.batches import Batch, Cutter, Elements, Gathering, PartialBatch, copy_to_device
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest, Indices, Selection, window_elements, window_order
 from argosy.stream.padding import Form, form_of, lengths_of, longest_of
@@ -67,7 +67,7 @@ class ByLength(Cutter):
         return 0
 
     @property
-    def carried(self) -> Carried | None:
+    def carried(self) -> PartialBatch | None:
         """Implement `Cutter.carried`."""
         return None
 
@@ -76,11 +76,11 @@ class ByLength(Cutter):
         """Implement `Cutter.again`."""
         return 0 if self.done else self.position % self._size
 
-    def same(self, other: Cutter) -> bool:
-        """Implement `Cutter.same`."""
+    def cuts_alike(self, other: Cutter) -> bool:
+        """Implement `Cutter.cuts_alike`."""
         assert isinstance(other, ByLength)  # the members of a program cut the same data
         mine, theirs = ((cutter._tokens, cutter._drawn, cutter._seen) for cutter in (self, other))
-        return mine == theirs and super().same(other)
+        return mine == theirs and super().cuts_alike(other)
 
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
         """Implement `Cutter.take`; every batch is a copy."""
@@ -170,7 +170,7 @@ class Window:
         """Whether all elements are present."""
         return self.gathered.elements == self.size
 
-    def add(self, piece: Carried, indices: Indices) -> None:
+    def add(self, piece: PartialBatch, indices: Indices) -> None:
         """Append a piece."""
         start = self.gathered.elements
         self.indices[start : start + piece.elements] = indices
@@ -203,7 +203,7 @@ class Window:
         elements, leaves = self.batches[number], self.gathered.leaves
         sound = self.gathered.sound[elements]
         rows = self._row_of[elements[sound]]
-        chosen = sent(torch.from_numpy(rows), leaves[0].device)
+        chosen = copy_to_device(torch.from_numpy(rows), leaves[0].device)
         form = form_of(tree)
         if form is None:
             data = unflatten([leaf.index_select(0, chosen) for leaf in leaves], tree)

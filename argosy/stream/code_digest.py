@@ -6,7 +6,7 @@ networks and instances of the user's classes count by their content; other objec
 versions of Python and torch (`Code.VERSION`).
 
 With `Code(whole=...)`, which keys prepared samples, values are hashed completely: every element of arrays and containers, and the pickled state of
-objects of installed classes. Objects without such a state, for example open files, raise `Opaque`.
+objects of installed classes. Objects without such a state, for example open files, raise `UnreadableContent`.
 """
 
 import argparse
@@ -35,18 +35,18 @@ import torch
 
 from argosy.readings import (
     PLAIN,
-    enclosed_by,
+    closure_variables,
     instructions_of,
     is_installed,
     is_own,
     is_own_module,
-    read_of,
+    readings_of,
     setting_of,
 )
-from argosy.stream.blocks import bytes_of
+from argosy.stream.blocks import host_bytes
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["Code", "Content", "Global", "Opaque", "Reading", "attributes_of"]
+__all__ = ["Code", "Content", "Global", "UnreadableContent", "ValueDigest", "attributes_of"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
@@ -109,7 +109,7 @@ Key = tuple[str | None, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ValueDigest:
     """The digests of a value."""
 
     digest: str
@@ -119,7 +119,7 @@ class Reading:
     """Digest of the value without these parts."""
 
 
-class Opaque(Exception):  # noqa: N818  # a clause about a value, not a sentence
+class UnreadableContent(Exception):  # noqa: N818  # a clause about a value, not a sentence
     """Says why the content of a value cannot be read."""
 
 
@@ -175,12 +175,12 @@ class Code:
         Holding the part prevents another object from getting its identity.
         """
 
-    def read(self, value: Any) -> "Reading":
+    def read(self, value: Any) -> "ValueDigest":
         """Digest a value and all parts that it refers to."""
         text = _Text(self.whole)
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
-        return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
+        return ValueDigest(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
     def imported(self) -> dict[str, list[str]]:
         """Return, by name, digests of the functions, classes and constants read so far that every process imports itself from the user's modules."""
@@ -241,7 +241,7 @@ class _Text:
             self.parts.append(value)
             return _name(value) if self.whole is None else self.whole.name(value)
         self._installed(value.__module__)
-        enclosed = [self.of(held) for held in enclosed_by(value).values()]
+        enclosed = [self.of(held) for held in closure_variables(value).values()]
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
 
     def _content(self, value: Any) -> str:
@@ -342,8 +342,8 @@ class _Text:
     def _hashed_array(self, head: str, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_meta:
-                raise Opaque(f"a tensor of layout {value.layout} on {value.device}")
-            return f"{head} {_hash_bytes(bytes_of(value.detach().resolve_conj().resolve_neg()))}"
+                raise UnreadableContent(f"a tensor of layout {value.layout} on {value.device}")
+            return f"{head} {_hash_bytes(host_bytes(value.detach().resolve_conj().resolve_neg()))}"
         if value.dtype.hasobject:
             return f"{head} {self._listed(value.ravel().tolist())}"
         return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
@@ -362,11 +362,11 @@ class _Text:
             case _ if isinstance(value, LOCKS):
                 return ""
             case io.IOBase() | types.GeneratorType():
-                raise Opaque(f"{value!r:.80}")
+                raise UnreadableContent(f"{value!r:.80}")
         try:
             found = value.__reduce_ex__(4)
         except Exception as error:  # an object that cannot be pickled may raise anything
-            raise Opaque(
+            raise UnreadableContent(
                 f"{type(value).__module__}.{type(value).__qualname__}, whose content cannot be read"
             ) from error
         if isinstance(found, str):
@@ -383,7 +383,7 @@ class _Text:
     # ---- the user's code
 
     def _class(self, kind: type) -> str:
-        counts = _is_method if self.whole is None else _counts
+        counts = _is_method if self.whole is None else _may_matter
         attributes = {name: value for name, value in _as_written(kind).items() if counts(name, value)}
         return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
 
@@ -395,13 +395,13 @@ class _Text:
         for name in sorted(names & function.__globals__.keys()):
             # The module's name and file may differ.
             if not name.startswith("__"):
-                for path, value in read_of(instructions, name, function.__globals__[name], HOLDERS).items():
+                for path, value in readings_of(instructions, name, function.__globals__[name], HOLDERS).items():
                     self._global(path, value, function.__globals__, attributes)
-        cells = {name: held for name, held in enclosed_by(function).items() if name not in stored}
+        cells = {name: held for name, held in closure_variables(function).items() if name not in stored}
         enclosed = {
             path: read
             for name, held in cells.items()
-            for path, read in read_of(instructions, name, held, HOLDERS).items()
+            for path, read in readings_of(instructions, name, held, HOLDERS).items()
         }
         content = [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed]
         self._imports(instructions, function.__globals__, attributes)
@@ -440,7 +440,7 @@ class _Text:
     def _import(self, name: str, taken: Any, names: dict[str, Any], attributes: set[str]) -> None:
         try:
             module = _imported(name, names.get("__package__"))
-        except Opaque:
+        except UnreadableContent:
             if self.whole is not None:
                 raise
             module = None  # the import raises again when the function is called
@@ -480,7 +480,7 @@ def _is_as_imported(part: Part) -> bool:
         return _is_constant(part.value)
     if isinstance(part, type):
         return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
-    held = enclosed_by(part).values()
+    held = closure_variables(part).values()
     return all(
         (isinstance(value, types.FunctionType | type) and is_own(value)) or _is_constant(value) for value in held
     )
@@ -543,7 +543,7 @@ def _is_method(name: str, value: Any) -> bool:
     return not name.startswith("__") or isinstance(value, types.FunctionType | staticmethod | classmethod)
 
 
-def _counts(name: str, value: Any) -> bool:
+def _may_matter(name: str, value: Any) -> bool:
     """Return whether an attribute of a class may affect its instances; annotations and slots do not."""
     if name.startswith("__"):
         return name not in ("__annotate__", "__annotate_func__", "__dict__", "__weakref__") and (
@@ -563,7 +563,7 @@ def _imported(name: str, package: str | None) -> types.ModuleType | None:
     except (ImportError, ValueError):  # for example an optional dependency
         return None
     except Exception as error:  # the user's module may raise anything
-        raise Opaque(f"the module {name}, which cannot be imported") from error
+        raise UnreadableContent(f"the module {name}, which cannot be imported") from error
     return sys.modules.get(name)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from argosy.stream.blocks import bytes_of
+from argosy.stream.blocks import host_bytes
 
-__all__ = ["digest_of_arrays", "digest_of_labels", "doubt"]
+__all__ = ["digest_of_arrays", "digest_of_labels", "why_doubtful"]
 
 WHOLE_BYTES = 64 * 2**20
 """Arrays up to so many bytes are read completely, in a few hundredths of a second."""
@@ -30,7 +30,7 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
             row_bytes = array.nbytes // len(array)
             count = min(len(array), ROWS, max(WHOLE_BYTES // row_bytes, 2))
             rows = array[np.linspace(0, len(array) - 1, count, dtype=np.int64)]
-        digest.update(bytes_of(rows) if isinstance(rows, torch.Tensor) else np.ascontiguousarray(rows).tobytes())
+        digest.update(host_bytes(rows) if isinstance(rows, torch.Tensor) else np.ascontiguousarray(rows).tobytes())
     return digest.hexdigest()
 
 
@@ -72,7 +72,7 @@ def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
     return value if fits else None
 
 
-def doubt(train: Any, val: Any, *, drawn: bool) -> str:
+def why_doubtful(train: Any, val: Any, *, drawn: bool) -> str:
     """Return why results on these validation samples may be misleading; empty if nothing suggests so.
 
     `drawn` says whether random numbers are drawn for validation samples.

@@ -30,7 +30,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
 
-__all__ = ["Broken", "Exchanged", "ExchangeProcess", "Exchanges", "start_exchange"]
+__all__ = ["ExchangeFailed", "HopDone", "ExchangeProcess", "MeasuredExchanges", "start_exchange"]
 
 NEVER = datetime.timedelta(days=365)
 """Timeout of an exchange. Another node may legitimately be busy for long; the driver decides which nodes are lost."""
@@ -47,20 +47,20 @@ class Order(NamedTuple):
     hops: tuple[Hop, ...]
 
 
-class Exchanged(NamedTuple):
+class HopDone(NamedTuple):
     """Message from an exchange: a hop of a slot is done, and so many are left."""
 
     slot: int
     hops_left: int
 
 
-class Broken(NamedTuple):
+class ExchangeFailed(NamedTuple):
     """Last message from an exchange that failed."""
 
     detail: str
 
 
-class Exchanges(NamedTuple):
+class MeasuredExchanges(NamedTuple):
     """Message from an exchange that was started to measure: the results for all candidates, as in `Probed.exchanges`."""
 
     found: tuple[tuple[str, int, float, float], ...]
@@ -73,7 +73,7 @@ class ExchangeProcess:
         self.pid = pid
         self.connection = connection
 
-    def carry(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
+    def transfer(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
         """Send a slot that is ready, or receive into one that is free."""
         # An exchange that has just died does not receive it; its end-of-file will arrive.
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class ExchangeProcess:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            return Broken("its exchange died")
+            return ExchangeFailed("its exchange died")
 
     def end(self) -> None:
         """Kill the exchange and wait for its end."""
@@ -105,11 +105,11 @@ def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer
 def _work(connection: Connection, ring: Ring, team: Team) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    say = _Voice(connection)
+    say = _FeederConnection(connection)
     try:
         _store = _meet(team)  # torch alone would not keep it alive
         if team.sharing is None:
-            say(Exchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
+            say(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
         ways = _ways(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
         while True:
@@ -118,11 +118,11 @@ def _work(connection: Connection, ring: Ring, team: Team) -> int:
     except (EOFError, OSError):
         return 0  # the feeder is gone
     except Exception as error:  # process boundary: report any error to the feeder
-        say(Broken(_reason(error)))
+        say(ExchangeFailed(_reason(error)))
         return 1
 
 
-class _Voice:
+class _FeederConnection:
     """The connection to the feeder, for all threads of an exchange."""
 
     def __init__(self, connection: Connection) -> None:
@@ -134,10 +134,10 @@ class _Voice:
             self.connection.send(message)
 
 
-class _Way:
+class _BroadcastQueue:
     """One group. Its broadcasts are started in the order of their blocks, several in progress at a time, and end in that order."""
 
-    def __init__(self, group: Any, ring: Ring, say: _Voice, ways: "list[_Way]") -> None:
+    def __init__(self, group: Any, ring: Ring, say: _FeederConnection, ways: "list[_BroadcastQueue]") -> None:
         self.group = group
         self.ring = ring
         self.say = say
@@ -156,11 +156,11 @@ class _Way:
                 work, order = self.under_way.get()
                 work.wait()
                 rest = order.hops[1:]
-                self.say(Exchanged(order.slot, len(rest)))
+                self.say(HopDone(order.slot, len(rest)))
                 if rest:
                     self.ways[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: after any error the exchange is useless
-            self.say(Broken(_reason(error)))
+            self.say(ExchangeFailed(_reason(error)))
             os._exit(1)
 
 
@@ -176,9 +176,9 @@ def _groups(pipeline: Pipeline) -> list[Any]:
     return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
 
 
-def _ways(pipeline: Pipeline, ring: Ring, say: _Voice) -> list[_Way]:
-    ways: list[_Way] = []
-    ways += [_Way(group, ring, say, ways) for group in _groups(pipeline)]
+def _ways(pipeline: Pipeline, ring: Ring, say: _FeederConnection) -> list[_BroadcastQueue]:
+    ways: list[_BroadcastQueue] = []
+    ways += [_BroadcastQueue(group, ring, say, ways) for group in _groups(pipeline)]
     return ways
 
 

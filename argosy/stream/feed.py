@@ -19,20 +19,20 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from argosy.protocol.events import Skipped, Used
-from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Lend, Open, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.feeder import Credit, Feed, FeederProgress, Hold, Lend, Open, Parted, Probe, Probed, UseLoaders
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.course import Course
-from argosy.stream.exchange import Broken, Exchanged, ExchangeProcess, Exchanges, start_exchange
+from argosy.stream.exchange import ExchangeFailed, ExchangeProcess, HopDone, MeasuredExchanges, start_exchange
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
 from argosy.stream.mapped import MappedFile, check_files
-from argosy.stream.preparation import Filling, Preparation
+from argosy.stream.preparation import BlockInProgress, Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source, keep, opened
+from argosy.stream.sources import Source, make_opened, open_kept_rows
 from argosy.stream.standby import open_for
 from argosy.stream.wire import Peer
 from argosy.study import Data
@@ -101,8 +101,8 @@ class _Feeder:
         while self.running:
             self._start_blocks()
             queues = self._queues()
-            at_once = self.preparation.hand_out()
-            self._send_off()
+            at_once = self.preparation.dispatch()
+            self._start_transfers()
             self._announce()
             self._write()
             for key, events in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
@@ -133,7 +133,7 @@ class _Feeder:
             elif isinstance(command, Feed):
                 self._new_leg(command)
             elif isinstance(command, Probe):
-                self._part()
+                self._stop_exchange()
                 self._start_exchange(command)
             elif isinstance(command, UseLoaders):
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
@@ -142,8 +142,8 @@ class _Feeder:
                 self._leave()
 
     def _leave(self) -> None:
-        self._part()
-        for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(self.course.leg)):
+        self._stop_exchange()
+        for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(self.course.leg)):
             self.driver.send(event)
         self.preparation.end()
         times = os.times()
@@ -156,10 +156,10 @@ class _Feeder:
         self.running = False
 
     def _new_leg(self, feed: Feed) -> None:
-        self._part()
+        self._stop_exchange()
         for filling in self.preparation.filling:
             self.held.pop(filling.slot, None)
-        for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(feed.leg)):
+        for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(feed.leg)):
             self.driver.send(event)
         self.marks = ShardMarks(feed.leg.marks)
         self.preparation.marks = {mark.shard: mark for mark in feed.leg.marks}
@@ -184,7 +184,7 @@ class _Feeder:
         exchange: list[Connection] = [] if self.exchange is None else [self.exchange.connection]
         return [self.driver, *self.readers.values(), *exchange]
 
-    def _part(self) -> None:
+    def _stop_exchange(self) -> None:
         """End the exchange with other nodes, even if blocks are in transit."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
@@ -197,16 +197,16 @@ class _Feeder:
     def _handle_exchange(self) -> None:
         assert self.exchange is not None
         message = self.exchange.take()
-        if isinstance(message, Exchanged):
+        if isinstance(message, HopDone):
             self._exchanged(message)
-        elif isinstance(message, Exchanges):
-            self._part()
+        elif isinstance(message, MeasuredExchanges):
+            self._stop_exchange()
             self._answer_probe(message)
-        elif isinstance(message, Broken):
-            self._part()
+        elif isinstance(message, ExchangeFailed):
+            self._stop_exchange()
             self.driver.send(Parted(team=self.team, detail=message.detail))
 
-    def _answer_probe(self, measured: Exchanges) -> None:
+    def _answer_probe(self, measured: MeasuredExchanges) -> None:
         probed = Probed(
             cpu_seconds_per_sample=self.gauge.preparation_cpu_seconds / max(self.gauge.prepared + self.gauge.kept, 1),
             sample_bytes=self.sources["train"].layout.sample_bytes,
@@ -214,7 +214,7 @@ class _Feeder:
         )
         self.driver.send(probed)
 
-    def _exchanged(self, message: Exchanged) -> None:
+    def _exchanged(self, message: HopDone) -> None:
         """Handle a finished hop: a block has arrived at this node or at others."""
         assert self.exchange is not None
         filling = self.preparation.of_slot(message.slot)
@@ -270,7 +270,7 @@ class _Feeder:
             else:
                 self.preparation.expect(place, turn.hops)
 
-    def _send_off(self) -> None:
+    def _start_transfers(self) -> None:
         """Hand blocks to the exchange, within each group in the order of the stream, as collectives require."""
         held_up = set()
         for filling in self.preparation.filling if self.exchange is not None else ():
@@ -281,7 +281,7 @@ class _Feeder:
             elif filling.hops[0].group not in held_up:
                 self._carry(filling)
 
-    def _carry(self, filling: Filling) -> None:
+    def _carry(self, filling: BlockInProgress) -> None:
         assert self.exchange is not None
         if filling.own:
             # Before any other node can receive the block.
@@ -291,7 +291,7 @@ class _Feeder:
         size = self.sources[filling.place.split].layout.block_bytes(filling.place.rows)
         self.held[filling.slot] = {self.exchange}
         filling.handed = True
-        self.exchange.carry(filling.slot, size, filling.hops)
+        self.exchange.transfer(filling.slot, size, filling.hops)
         self.gauge.exchanged_bytes += size
 
     def _announce(self) -> None:
@@ -313,7 +313,7 @@ class _Feeder:
                 self.driver.send(fed)
             self._free_unheld(block.slot)
 
-    def _report_holes(self, filling: Filling) -> None:
+    def _report_holes(self, filling: BlockInProgress) -> None:
         place = filling.place
         for index, error in filling.holes:
             self.driver.send(Skipped(split=place.split, epoch=place.epoch, index=index, error=error))
@@ -342,7 +342,7 @@ class _Feeder:
             gauge.note(queues, elapsed, flowing=self.flowing)
         if self.course.assignments and self._since - self._told > TELL_SECONDS:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
-            self.driver.send(Flowing(gauge=gauge.to_json()))
+            self.driver.send(FeederProgress(gauge=gauge.to_json()))
 
     def _watch(self, source: Peer | Connection, handler: Callable[[], None]) -> None:
         self.selector.register(source, READ, handler)
@@ -376,14 +376,14 @@ def feed(
             most_kept=settings.keep_bytes,
             shards=command.shards,
         )
-    keep(sources, keep_bytes)
+    open_kept_rows(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
     course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
-    driver.send(opened(sources, block_size=block_size, seconds=time.monotonic() - began))
+    driver.send(make_opened(sources, block_size=block_size, seconds=time.monotonic() - began))
     _Feeder(
         name,
         driver,

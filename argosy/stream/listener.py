@@ -4,7 +4,7 @@ Contract. Only processes of the run know the key. Each side draws a nonce, and b
 both nonces and the caller's name) before the first pickle is read. Until then a caller can send only a few hundred bytes, which are
 not interpreted. The called side proves first: a caller may have a wrong address, to which it reveals only a
 nonce and its name. So a listener gives each caller one proof, from which a weak key could be guessed offline. Therefore keys are drawn at
-random, and a user's own key is stretched (`argosy.running.hosts.notices.key_in`). The nonces also determine the two keys of the
+random, and a user's own key is stretched (`argosy.running.hosts.notices.read_key`). The nonces also determine the two keys of the
 connection, with which each frame carries a MAC (`argosy.stream.framing`), so a relay that forwards the proofs gains nothing.
 
 A listener has a TCP port that the kernel chooses. It may be sealed with TLS (`argosy.stream.tls`); frames inside TLS need no
@@ -201,7 +201,7 @@ class Listener:
         try:
             while caller.missing:
                 greeted = caller.greeted
-                caller.received += connection.recv(caller.missing) or _gone()
+                caller.received += connection.recv(caller.missing) or _raise_hung_up()
                 if caller.greeted and not greeted:
                     proof = _prove(self.key, b"called", caller.nonce, caller.greeting)
                     connection.sendall(caller.nonce + proof)
@@ -274,13 +274,13 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     received = b""
     while len(received) < size:
         connection.settimeout(max(deadline - time.monotonic(), BREATH_SECONDS))
-        received += connection.recv(size - len(received)) or _gone()
+        received += connection.recv(size - len(received)) or _raise_hung_up()
         if time.monotonic() > deadline:
             raise TimeoutError("timed out")
     return received
 
 
-def _gone() -> NoReturn:
+def _raise_hung_up() -> NoReturn:
     raise ConnectionResetError("hung up before the key was proved")
 
 

@@ -28,7 +28,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.sources import DatasetSource, Source
 from argosy.stream.wire import Peer
 
-__all__ = ["Done", "Loader", "Task", "run_task", "start_loader"]
+__all__ = ["TaskResult", "Loader", "Task", "run_task", "start_loader"]
 
 TASKS_AHEAD = 2
 """Most tasks of a worker at a time, so that it does not wait for the feeder between tasks."""
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskResult:
     """Result of a task: its holes as (index, error), or the error that ends the run."""
 
     holes: list[tuple[int, str]]
@@ -86,7 +86,7 @@ class Loader:
         with contextlib.suppress(OSError):
             self.connection.send(task)
 
-    def take(self) -> tuple[Task, Done] | None:
+    def take(self) -> tuple[Task, TaskResult] | None:
         """Return the task that the worker has just answered; None if it has died: call `end`. Its tasks are still listed then."""
         try:
             done = self.connection.recv()
@@ -130,21 +130,23 @@ def _work(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dic
             return 0  # the feeder has closed the connection
 
 
-def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
+def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> TaskResult:
     """Prepare the rows of a task in their slot."""
     source, cpu = sources[task.place.split], time.process_time()
     block = source.layout.block(task.place, ring.slot(task.slot))
     try:
         if task.mark is not None:
             assert isinstance(source, DatasetSource)
-            source.know(task.mark)
+            source.resume_from(task.mark)
         filled = source.fill(block, task.low, task.indices)
         kept = len(task.indices) - filled.prepared
         cpu_seconds = time.process_time() - cpu
-        return Done(filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=cpu_seconds, marks=filled.marks)
+        return TaskResult(
+            filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=cpu_seconds, marks=filled.marks
+        )
     except StudyError as error:
-        return Done([], error)
+        return TaskResult([], error)
     except Exception as error:  # process boundary: the feeder must learn of any error
-        return Done(
+        return TaskResult(
             [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Fix the dataset.")
         )

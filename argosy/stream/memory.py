@@ -3,7 +3,7 @@
 import os
 
 from argosy.errors import WorkerError
-from argosy.errors.system import means_refused
+from argosy.errors.system import resources_refused
 
 __all__ = ["memory_file"]
 
@@ -16,7 +16,7 @@ def memory_file(name: str, size: int = 0) -> int:
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
-        raise means_refused(error, "no memory can be shared between processes") or WorkerError(
+        raise resources_refused(error, "no memory can be shared between processes") or WorkerError(
             f"no memory can be shared between processes because memfd_create is refused: {error}. Allow it in the "
             "sandbox (docker run --security-opt seccomp=unconfined), or use launcher inline."
         ) from error

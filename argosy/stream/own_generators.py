@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.readings import enclosed_by, instructions_of, is_own_module
+from argosy.readings import closure_variables, instructions_of, is_own_module
 
-__all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
+__all__ = ["generators_of", "uses_random_modules", "own_generator_states", "stores_items", "variables_of"]
 
 MOST = 2000
 """Most objects that are searched."""
@@ -25,7 +25,7 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 """Objects whose attributes are not part of a Dataset."""
 
 
-def states_of_own(*parts: Any) -> list[bytes]:
+def own_generator_states(*parts: Any) -> list[bytes]:
     """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
     return [_state(found) for found in _found(parts) if not any(found is one for one in SEEDED)]
 
@@ -42,7 +42,7 @@ def generators_of(function: Any) -> list[Any]:
     return [one for one in found if not any(one is seeded for seeded in SEEDED)]
 
 
-def names_random(function: Any) -> bool:
+def uses_random_modules(function: Any) -> bool:
     """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
     for one in _reached(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
@@ -106,7 +106,7 @@ def _around(function: FunctionType) -> dict[str, Any]:
     names = _globals_of(function.__code__)
     return {
         **{name: function.__globals__[name] for name in names & function.__globals__.keys()},
-        **enclosed_by(function),
+        **closure_variables(function),
     }
 
 

@@ -1,7 +1,7 @@
 """Samples of unequal length in transit: padded to one shape, with their lengths, until batches are cut.
 
 In the stream a ragged leaf is a `Padded`, so blocks, kept rows and exchanges treat it as any two tensors. In a batch
-it is one tensor again, as long as the longest sample of the batch (`fitted`).
+it is one tensor again, as long as the longest sample of the batch (`make_stacked_batch`).
 """
 
 import functools
@@ -15,22 +15,22 @@ import torch
 
 from argosy.errors.checks import is_map_style
 from argosy.ragged import Ragged
-from argosy.stream.blocks import Unfit, sample_leaves
+from argosy.stream.blocks import UnfitSample, sample_leaves
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
 __all__ = [
     "Form",
     "Padded",
     "PaddedThen",
-    "batch_of",
-    "fitted",
+    "make_batch",
+    "make_stacked_batch",
     "form_of",
-    "given",
+    "unwrap_padding",
     "lengths_of",
     "longest_of",
-    "padded",
-    "padding",
-    "unpadded",
+    "pad_sample",
+    "pad_dataset",
+    "unpad_sample",
 ]
 
 
@@ -53,7 +53,7 @@ class Mask(NamedTuple):
 # ---- samples
 
 
-def padded(sample: Any, ragged: Any) -> Any:
+def pad_sample(sample: Any, ragged: Any) -> Any:
     """Return a sample with a `Padded` wherever `ragged` has a Ragged, and with its masks. Raises Unfit if its structure differs."""
     if ragged is None:
         return sample
@@ -62,29 +62,29 @@ def padded(sample: Any, ragged: Any) -> Any:
     if isinstance(ragged, Mapping):
         if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
             raise _unlike(sample, ragged)
-        found = {key: padded(value, ragged.get(key)) for key, value in sample.items()}
+        found = {key: pad_sample(value, ragged.get(key)) for key, value in sample.items()}
         lengths = {key: one for key, one in ragged.items() if isinstance(one, Ragged)}
         masks = {one.mask: Mask(found[key].length) for key, one in lengths.items() if one.mask is not None}
         if twice := sorted(masks.keys() & found.keys()):
-            raise Unfit(
+            raise UnfitSample(
                 f"has {twice[0]!r}, which is also a mask= of Data.ragged. Remove the mask=, and add {twice[0]!r} "
                 "to Data.ragged with its own argosy.Ragged."
             )
         return found | masks
     if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
         raise _unlike(sample, ragged)
-    parts = [padded(value, one) for value, one in zip(sample, ragged, strict=True)]
+    parts = [pad_sample(value, one) for value, one in zip(sample, ragged, strict=True)]
     return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
 
 
-def unpadded(sample: Any) -> Any:
-    """Return a sample as it was before `padded`."""
+def unpad_sample(sample: Any) -> Any:
+    """Return a sample as it was before `pad_sample`."""
     if isinstance(sample, Padded):
         return sample.values[: int(sample.length)]
     if isinstance(sample, Mapping):
-        return {key: unpadded(value) for key, value in sample.items() if not isinstance(value, Mask)}
+        return {key: unpad_sample(value) for key, value in sample.items() if not isinstance(value, Mask)}
     if isinstance(sample, tuple | list):
-        parts = [unpadded(value) for value in sample]
+        parts = [unpad_sample(value) for value in sample]
         return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
     return sample
 
@@ -93,13 +93,15 @@ def _padded_leaf(leaf: Any, ragged: Ragged) -> Padded:
     values = _tensor(leaf)
     length = len(values)
     if length > ragged.max_length:
-        raise Unfit(
+        raise UnfitSample(
             f"has length {length}; Data.ragged allows at most {ragged.max_length}. Shorten it in the dataset, or "
             "raise max_length."
         )
     whole = torch.full((ragged.max_length, *values.shape[1:]), ragged.pad, dtype=values.dtype)
     if whole.numel() > values.numel() and float(whole.view(-1)[-1]) != ragged.pad:
-        raise Unfit(f"has {values.dtype}, which cannot represent pad={ragged.pad} of Data.ragged. Choose another pad=.")
+        raise UnfitSample(
+            f"has {values.dtype}, which cannot represent pad={ragged.pad} of Data.ragged. Choose another pad=."
+        )
     whole[:length] = values
     return Padded(whole, length)
 
@@ -110,15 +112,15 @@ def _tensor(leaf: Any) -> torch.Tensor:
     leaves, tree = sample_leaves(leaf)
     if tree is not None or not leaves[0].dim():
         found = described(tree) if tree is not None else "a single number"
-        raise Unfit(
+        raise UnfitSample(
             f"has {found} where Data.ragged has an argosy.Ragged; it must be a tensor of at least one dimension. "
             "Return one."
         )
     return leaves[0]
 
 
-def _unlike(sample: Any, ragged: Any) -> Unfit:
-    return Unfit(
+def _unlike(sample: Any, ragged: Any) -> UnfitSample:
+    return UnfitSample(
         f"has the structure {described(flatten(sample)[1])}, Data.ragged {described(flatten(ragged)[1])}. Give "
         "Data.ragged the structure of a sample, with None for parts of fixed shape."
     )
@@ -138,14 +140,14 @@ class PaddedSamples:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return padded(self.dataset[index], self.ragged)
+        return pad_sample(self.dataset[index], self.ragged)
 
 
 class PaddedLists(PaddedSamples):
     """A Dataset with padded samples that can return several at once."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return [padded(sample, self.ragged) for sample in self.dataset.__getitems__(indices)]
+        return [pad_sample(sample, self.ragged) for sample in self.dataset.__getitems__(indices)]
 
 
 @dataclass(frozen=True)
@@ -160,17 +162,17 @@ class PaddedStream:
 
     def padded(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Pad samples of the original stream."""
-        return (padded(sample, self.ragged) for sample in samples)
+        return (pad_sample(sample, self.ragged) for sample in samples)
 
 
-def padding(dataset: Any, ragged: Any) -> Any:
+def pad_dataset(dataset: Any, ragged: Any) -> Any:
     """Return a Dataset or stream with padded samples."""
     if not is_map_style(dataset):
         return PaddedStream(dataset, ragged)
     return (PaddedLists if hasattr(dataset, "__getitems__") else PaddedSamples)(dataset, ragged)
 
 
-def given(dataset: Any) -> Any:
+def unwrap_padding(dataset: Any) -> Any:
     """Return the Dataset as it was given, without the wrapper that pads its samples."""
     return dataset.dataset if isinstance(dataset, PaddedSamples | PaddedStream) else dataset
 
@@ -183,7 +185,7 @@ class PaddedThen:
     ragged: Any
 
     def __call__(self, sample: Any) -> Any:
-        return padded(self.then(unpadded(sample)), self.ragged)
+        return pad_sample(self.then(unpad_sample(sample)), self.ragged)
 
 
 # ---- batches
@@ -262,12 +264,12 @@ def longest_of(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
     return {number: max(int(found.max(initial=0)), 1) for number, found in lengths.items()}
 
 
-def batch_of(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:
+def make_batch(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:
     """Return the batch made of these leaves of samples, each ``[rows, …]``."""
     form = form_of(tree)
     return unflatten(leaves, tree) if form is None else form.batch(leaves, longest_of(lengths_of(leaves, form)))
 
 
-def fitted(samples: Any) -> Any:
+def make_stacked_batch(samples: Any) -> Any:
     """Return the batch made of samples that are already stacked."""
-    return batch_of(*flatten(samples))
+    return make_batch(*flatten(samples))

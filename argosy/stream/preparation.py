@@ -19,7 +19,7 @@ from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
+from argosy.stream.loaders import Loader, Task, TaskResult, run_task, start_loader
 from argosy.stream.order import SIDE_BY_SIDE, Indices
 from argosy.stream.ring import Ring
 from argosy.stream.shards import shards_of
@@ -27,7 +27,7 @@ from argosy.stream.sharing import Hop
 from argosy.stream.sources import Source
 from argosy.stream.wire import Peer
 
-__all__ = ["Filling", "Preparation"]
+__all__ = ["BlockInProgress", "Preparation"]
 
 TRIES = 3
 """Number of workers that may die on one task before the run ends."""
@@ -36,7 +36,7 @@ CHUNK = 32
 
 
 @dataclass(slots=True)
-class Filling:
+class BlockInProgress:
     """A block that is being written to its slot: prepared by this node, or received from another."""
 
     slot: int
@@ -73,8 +73,8 @@ class Preparation:
     forget: Callable[[Loader], object]
     loaders: list[Loader] = field(default_factory=list, init=False)
     free: list[int] = field(init=False)
-    filling: deque[Filling] = field(default_factory=deque, init=False)
-    abandoned: list[Filling] = field(default_factory=list, init=False)
+    filling: deque[BlockInProgress] = field(default_factory=deque, init=False)
+    abandoned: list[BlockInProgress] = field(default_factory=list, init=False)
     marks: dict[int, ShardMark] = field(default_factory=dict, init=False)
     """Marks from which reading can continue, by shard, for shards of which no training sample was read in this leg."""
     _tries: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
@@ -100,13 +100,13 @@ class Preparation:
         else:
             starts = range(0, place.rows, max(size, 1))
             todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
-        self.filling.append(Filling(slot, place, todo, len(todo), at_once=at_once, hops=hops))
+        self.filling.append(BlockInProgress(slot, place, todo, len(todo), at_once=at_once, hops=hops))
 
     def expect(self, place: Place, hops: tuple[Hop, ...]) -> None:
         """Begin a block that another node prepares."""
-        self.filling.append(Filling(self.free.pop(), place, deque(), 1, own=False, hops=hops))
+        self.filling.append(BlockInProgress(self.free.pop(), place, deque(), 1, own=False, hops=hops))
 
-    def give_up(self, per_epoch: int) -> Iterator[Discarded]:
+    def discard_blocks(self, per_epoch: int) -> Iterator[Discarded]:
         """Discard all blocks, and yield what was prepared in vain. A slot becomes free with the last answer of its tasks."""
         for filling in self.filling:
             if filling.own:
@@ -123,13 +123,13 @@ class Preparation:
                 self.free.append(filling.slot)
         self.filling.clear()
 
-    def of_slot(self, slot: int) -> Filling | None:
+    def of_slot(self, slot: int) -> BlockInProgress | None:
         """Return the block that is being written to a slot."""
         return next((filling for filling in self.filling if filling.slot == slot), None)
 
     # ---- tasks
 
-    def hand_out(self) -> bool:
+    def dispatch(self) -> bool:
         """Hand out the oldest tasks. Returns whether this process has more of them to do itself."""
         for filling in self.filling:
             while filling.todo and not self._comes_too_early(filling):
@@ -166,7 +166,7 @@ class Preparation:
                 return task, loader
         return None
 
-    def _comes_too_early(self, filling: Filling) -> bool:
+    def _comes_too_early(self, filling: BlockInProgress) -> bool:
         """Return whether samples of this block may still be under preparation for an earlier pass, which will keep them."""
         kept = self.sources[filling.place.split].kept
         if kept is None:
@@ -186,11 +186,11 @@ class Preparation:
             return
         self._let_go(loader)
         for task in loader.tasks:
-            self._again(task)
+            self._retry(task)
         if len(self.loaders) < self.wanted_loaders:
             self.start_loader()
 
-    def _finish(self, task: Task, done: Done) -> None:
+    def _finish(self, task: Task, done: TaskResult) -> None:
         if done.error is not None:
             raise done.error
         self.gauge.prepared += done.prepared
@@ -206,7 +206,7 @@ class Preparation:
             self.abandoned.remove(filling)
             self.free.append(filling.slot)
 
-    def _again(self, task: Task) -> None:
+    def _retry(self, task: Task) -> None:
         """Put a task back after its worker died. Raises WorkerError if it has killed several workers."""
         tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
         if tries == TRIES:
@@ -217,7 +217,7 @@ class Preparation:
             )
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
         if filling in self.abandoned:
-            self._finish(task, Done([]))
+            self._finish(task, TaskResult([]))
         else:
             filling.todo.appendleft(task)
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
+from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
-from argosy.stream.own_generators import states_of_own
-from argosy.stream.padding import given
-from argosy.stream.samples import THROWN, Preparing, generator_states, refusal
-from argosy.stream.shards import Shards
+from argosy.stream.own_generators import own_generator_states
+from argosy.stream.padding import unwrap_padding
+from argosy.stream.samples import USER_ERRORS, SamplePreparer, generator_states, sample_error
+from argosy.stream.shards import ShardedStream
 
-__all__ = ["Facts", "confirm", "fingerprint_of", "length_of", "probe"]
+__all__ = ["Facts", "confirm", "fingerprint_of", "dataset_length", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -64,35 +64,35 @@ class Facts:
         return self.base or self.layout
 
 
-def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None) -> Facts:
+def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
     A few samples are prepared twice, in a different order. A difference is an error that names the Dataset: it draws from a generator of its own, or
     modifies what it holds. The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept,
     because their draws may not show.
     """
-    dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
+    dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
     layout = _first_layout(preparing, base, length, skip_errors=skip_errors)
     leaves = _leaves_of(preparing, base, layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     first, drew, own = {}, {}, {}
     for index in probes:
         first[index] = leaves(index)
-        drew[index] = base is not None or preparing.drew(index)  # `then` may draw in each epoch
-        own[index] = states_of_own(given(dataset), preparing.then)
+        drew[index] = base is not None or preparing.has_drawn(index)  # `then` may draw in each epoch
+        own[index] = own_generator_states(unwrap_padding(dataset), preparing.then)
     started = time.perf_counter()
-    stream = isinstance(dataset, Shards) and base is None
+    stream = isinstance(dataset, ShardedStream) and base is None
     again, moved = {}, {}
     for index in reversed(probes):
         again[index] = leaves(index, epoch=0 if drew[index] and not stream else 1)
         # A generator that is reseeded for each index ends in the same state as before.
-        moved[index] = states_of_own(given(dataset), preparing.then) != own[index]
+        moved[index] = own_generator_states(unwrap_padding(dataset), preparing.then) != own[index]
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]
     for index in probes if any(moved.values()) else differ:
         if stream:
             raise StudyError(
-                f"Data.{split}: {type(given(dataset.stream)).__name__} yields a different sample {index} when it "
+                f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample {index} when it "
                 "is read again, so its samples depend on where reading starts. Draw in Data(then=...), and leave "
                 "shuffling to the study."
             )
@@ -104,13 +104,13 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
             if moved[index]:
                 found = f"draws for sample {index}"
             raise StudyError(
-                f"Data.{split} ({type(given(dataset)).__name__}) {found} from its own generator. Draw from "
+                f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {found} from its own generator. Draw from "
                 "`random`, `numpy.random` or torch's default generator (seeded for every sample), or derive the "
                 "generator's seed from the index; write only into copies."
             )
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
-            f"Data.{split}: {type(given(dataset.stream)).__name__} yields a different sample when reading starts "
+            f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample when reading starts "
             "at the second row of a shard than when it continues from the first. Let read(shard, row) start at "
             "sample `row` and skip those before it."
         )
@@ -125,7 +125,7 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     )
 
 
-def _second_rows(shards: Shards, leaves: Callable[..., Leaves]) -> tuple[Leaves, Leaves]:
+def _second_rows(shards: ShardedStream, leaves: Callable[..., Leaves]) -> tuple[Leaves, Leaves]:
     """Return the second sample of a shard twice: read after the first, and read from there. Empty lists if the stream cannot begin at a row."""
     index = shards.second
     if index is None:
@@ -137,38 +137,38 @@ def _second_rows(shards: Shards, leaves: Callable[..., Leaves]) -> tuple[Leaves,
     return read_on, leaves(index)
 
 
-def length_of(preparing: Preparing) -> int:
+def dataset_length(preparing: SamplePreparer) -> int:
     """Return the number of samples of a Dataset. Raises StudyError if there are none."""
     dataset, split = preparing.dataset, preparing.split
     try:
         length = len(dataset)
-    except THROWN as error:  # the user's code
+    except USER_ERRORS as error:  # the user's code
         raise StudyError(
-            f"Data.{split}: {type(given(dataset)).__name__} does not report its number of samples: len() raised "
+            f"Data.{split}: {type(unwrap_padding(dataset)).__name__} does not report its number of samples: len() raised "
             f"{error!r}. Pass a map-style Dataset with __len__ and __getitem__."
         ) from error
     if length == 0:
         raise StudyError(
-            f"Data.{split} is empty: the len() of {type(given(dataset)).__name__} is 0. Add samples to it."
+            f"Data.{split} is empty: the len() of {type(unwrap_padding(dataset)).__name__} is 0. Add samples to it."
         )
     return length
 
 
-def confirm(facts: Facts, preparing: Preparing, *, skip_errors: bool) -> None:
+def confirm(facts: Facts, preparing: SamplePreparer, *, skip_errors: bool) -> None:
     """Raise StudyError unless a Dataset that was opened again in another process equals the one that was probed."""
-    dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
+    dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
     leaves = _leaves_of(preparing, facts.base, facts.layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(
-            f"Data.{split}: {type(given(dataset)).__name__} differs each time it is opened (now {length} samples, "
+            f"Data.{split}: {type(unwrap_padding(dataset)).__name__} differs each time it is opened (now {length} samples, "
             f"earlier {facts.length}). Each loader worker opens its own because it leaves files or connections "
             "open. Return the same samples in the same order: sort listed files, and seed random draws."
         )
 
 
 def _probes(dataset: Any, length: int) -> list[int]:
-    return dataset.probes if isinstance(dataset, Shards) else sorted({0, length // 2, length - 1})
+    return dataset.probes if isinstance(dataset, ShardedStream) else sorted({0, length // 2, length - 1})
 
 
 def fingerprint_of(samples: Iterable[Leaves]) -> str:
@@ -176,35 +176,35 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
     digest = hashlib.sha256()
     for leaves in samples:
         for leaf in leaves:
-            digest.update(bytes_of(leaf))
+            digest.update(host_bytes(leaf))
     return digest.hexdigest()
 
 
 def _leaves_of(
-    preparing: Preparing, base: Layout | None, layout: Layout, *, skip_errors: bool
+    preparing: SamplePreparer, base: Layout | None, layout: Layout, *, skip_errors: bool
 ) -> Callable[..., Leaves]:
     """Return a function (index, epoch=0) -> leaves of a sample. It returns no leaves for a sample that raises and may be skipped."""
 
     def leaves(index: int, epoch: int = 0) -> Leaves:
         try:
-            found, tree = sample_leaves(preparing.made(base, index, epoch))
+            found, tree = sample_leaves(preparing.prepare(base, index, epoch))
             layout.check(found, tree)
             return [leaf.clone() for leaf in found]  # a Dataset may reuse the memory for its next sample
-        except THROWN as error:  # the user's code: `on_error` decides whether the run ends
+        except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
             if not skip_errors:
-                raise refusal(error, preparing.split, index) from error
+                raise sample_error(error, preparing.split, index) from error
             return []
 
     return leaves
 
 
-def _first_layout(preparing: Preparing, base: Layout | None, length: int, *, skip_errors: bool) -> Layout:
+def _first_layout(preparing: SamplePreparer, base: Layout | None, length: int, *, skip_errors: bool) -> Layout:
     for index in range(length):
         try:
-            return Layout.of(preparing.made(base, index))
-        except THROWN as error:  # as above
+            return Layout.of(preparing.prepare(base, index))
+        except USER_ERRORS as error:  # as above
             if not skip_errors:
-                raise refusal(error, preparing.split, index) from error
+                raise sample_error(error, preparing.split, index) from error
             last = error
     raise StudyError(
         f"Data.{preparing.split}: all {length} samples raised, the last one {last!r}, so there is nothing to train "
@@ -219,7 +219,7 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
     before = generator_states()
     try:
         together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(list(singly))]
-    except THROWN:  # as above: then only single samples are requested
+    except USER_ERRORS:  # as above: then only single samples are requested
         return False
     untouched = generator_states() == before
     return untouched and len(together) == len(singly) and all(map(same_bits, singly.values(), together))

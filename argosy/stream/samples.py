@@ -11,20 +11,20 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Layout, Unfit, sample_leaves
+from argosy.stream.blocks import Layout, UnfitSample, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
 from argosy.stream.trees import unflatten
 
-__all__ = ["THROWN", "Preparing", "generator_states", "reason", "refusal", "seed_everything"]
+__all__ = ["USER_ERRORS", "SamplePreparer", "generator_states", "format_error", "sample_error", "seed_everything"]
 
-THROWN = (Exception, SystemExit)
+USER_ERRORS = (Exception, SystemExit)
 """What a user's Dataset may raise without ending the process. SystemExit comes from code that parses a command line."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Preparing:
+class SamplePreparer:
     """Prepares samples of one split. Each is a function of (seed, split, epoch, index), in any process and after any other sample."""
 
     dataset: Any
@@ -48,7 +48,7 @@ class Preparing:
         """Return a context in which what the Dataset reads is recorded, if samples may outlive the run."""
         return RECORDER.watching() if self.watched else contextlib.nullcontext()
 
-    def drew(self, index: int, epoch: int = 0) -> bool:
+    def has_drawn(self, index: int, epoch: int = 0) -> bool:
         """Return whether a generator was used since it was seeded for this sample. Seeds the generators again; takes about 15 us.
 
         Compares the next number (53 bits) of each generator, because the complete states are much longer.
@@ -64,7 +64,7 @@ class Preparing:
         # Copies, because `then` may write into them and the sample is still to be kept.
         return self.then(unflatten([leaf.clone() for leaf in leaves], layout.tree))
 
-    def made(self, base: Layout | None, index: int, epoch: int = 0) -> Any:
+    def prepare(self, base: Layout | None, index: int, epoch: int = 0) -> Any:
         """Return the Dataset's sample for this epoch. If the layout `base` of its samples is given, apply `then` to it."""
         sample = self(index, epoch)
         if base is None:
@@ -96,17 +96,17 @@ def seed_everything(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def reason(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return in one line why preparing a sample or opening a Dataset failed."""
-    return str(error) if isinstance(error, Unfit) else traceback.format_exception_only(error)[-1].strip()
+    return str(error) if isinstance(error, UnfitSample) else traceback.format_exception_only(error)[-1].strip()
 
 
-def refusal(error: BaseException, split: str, index: int | str) -> StudyError:
+def sample_error(error: BaseException, split: str, index: int | str) -> StudyError:
     """Return the error that ends a study because of this sample."""
-    if isinstance(error, Unfit):
+    if isinstance(error, UnfitSample):
         return StudyError(f"Data.{split}: sample {index} {error}")
     where = "".join(traceback.format_tb(error.__traceback__)[-2:])
     return StudyError(
-        f"Data.{split}: sample {index} raised {reason(error)}\n{where}Fix the dataset, or skip such samples with "
+        f"Data.{split}: sample {index} raised {format_error(error)}\n{where}Fix the dataset, or skip such samples with "
         "Data(on_error='skip')."
     )

@@ -23,12 +23,12 @@ import torch
 from torch.utils.data._utils import worker
 
 from argosy.protocol.feeder import ShardMark
-from argosy.stream.blocks import Unfit, bytes_of, sample_leaves
+from argosy.stream.blocks import UnfitSample, host_bytes, sample_leaves
 from argosy.stream.order import SIDE_BY_SIDE, Indices
-from argosy.stream.padding import PaddedStream, given
-from argosy.stream.samples import THROWN
+from argosy.stream.padding import PaddedStream, unwrap_padding
+from argosy.stream.samples import USER_ERRORS
 
-__all__ = ["ShardMarks", "Shards", "next_of", "opened_shard", "shard_count", "shards_of"]
+__all__ = ["ShardMarks", "ShardedStream", "next_sample", "open_shard", "shard_count", "shards_of"]
 
 PROVING = 8
 """Most samples that prove a mark."""
@@ -40,13 +40,13 @@ LONGEST_STATE = 4096
 
 def shard_count(stream: Any) -> int | None:
     """Return the number of a stream's shards; None if it does not give one."""
-    found = getattr(given(stream), "num_shards", None)
+    found = getattr(unwrap_padding(stream), "num_shards", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
-def opened_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[Any]]:
+def open_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[Any]]:
     """Begin to read a shard. Returns the row at which its samples begin, which is 0 unless the stream can begin at `row`, and the samples."""
-    whole = given(stream)
+    whole = unwrap_padding(stream)
     with _as_worker(stream, shard):
         if hasattr(whole, "read_from"):
             first, samples = row, iter(whole.read_from(shard, row))
@@ -55,7 +55,7 @@ def opened_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[A
     return first, stream.padded(samples) if isinstance(stream, PaddedStream) else samples
 
 
-def next_of(stream: Any, shard: int, samples: Iterator[Any]) -> Any:
+def next_sample(stream: Any, shard: int, samples: Iterator[Any]) -> Any:
     """Return the next sample of an opened shard. Raises StopIteration at its end."""
     with _as_worker(stream, shard):  # a generator calls `get_worker_info` only when it first runs
         return next(samples)
@@ -66,9 +66,9 @@ def _as_worker(stream: Any, shard: int) -> Iterator[None]:
     """Let `get_worker_info` name the shard, except for streams with `read_from`, whose shards may themselves be streams that call it."""
     count = shard_count(stream)
     before, worker._worker_info = worker._worker_info, None
-    if count is not None and not hasattr(given(stream), "read_from"):
+    if count is not None and not hasattr(unwrap_padding(stream), "read_from"):
         worker._worker_info = worker.WorkerInfo(
-            id=shard, num_workers=count, seed=torch.default_generator.initial_seed(), dataset=given(stream)
+            id=shard, num_workers=count, seed=torch.default_generator.initial_seed(), dataset=unwrap_padding(stream)
         )
     try:
         yield
@@ -112,7 +112,7 @@ class _Reading:
     """The mark at which reading began. The samples that prove it were read ahead then."""
 
 
-class Shards:
+class ShardedStream:
     """A stream whose shards have these lengths."""
 
     def __init__(self, stream: Any, lengths: tuple[int, ...], beat: Callable[[int], None]) -> None:
@@ -141,7 +141,7 @@ class Shards:
     @property
     def second(self) -> int | None:
         """Second sample of the first shard that has one; None if none has, or the stream cannot begin at a row."""
-        if not hasattr(given(self.stream), "read_from"):
+        if not hasattr(unwrap_padding(self.stream), "read_from"):
             return None
         return next((start + 1 for start, length in zip(self._starts, self.lengths, strict=False) if length > 1), None)
 
@@ -158,8 +158,8 @@ class Shards:
                 self._begin_mark(reading, shard, row)
             sample = self._next(reading, shard, row)
         except StopIteration:
-            raise Unfit(
-                f"is missing: shard {shard} of {type(given(self.stream)).__name__} has fewer than the "
+            raise UnfitSample(
+                f"is missing: shard {shard} of {type(unwrap_padding(self.stream)).__name__} has fewer than the "
                 f"{self.lengths[shard]:,} samples that were counted, or that shard_lengths specifies. Yield the "
                 "same samples each time a shard is read."
             ) from None
@@ -173,35 +173,35 @@ class Shards:
 
     def _next(self, reading: _Reading, shard: int, row: int) -> Any:
         self._beat(self._starts[shard] + row)
-        sample = next_of(reading.stream, shard, reading.samples)
+        sample = next_sample(reading.stream, shard, reading.samples)
         reading.row = row + 1
         return sample
 
     def _opened(self, shard: int, row: int) -> _Reading:
         mark = self._known.get(shard)
         if mark is not None and mark.row <= row:
-            with contextlib.suppress(*THROWN):  # the user's code; the shard is then read from its beginning
+            with contextlib.suppress(*USER_ERRORS):  # the user's code; the shard is then read from its beginning
                 return self._resumed(mark)
         stream = copy.deepcopy(self.stream) if self._has_state else self.stream
-        first, samples = opened_shard(stream, shard, row)
+        first, samples = open_shard(stream, shard, row)
         return _Reading(stream, first, samples)
 
     def _resumed(self, mark: ShardMark) -> _Reading:
         """Continue at a mark. Raises ValueError if the stream then yields other samples than before."""
         stream = copy.deepcopy(self.stream)
-        given(stream).load_state_dict(json.loads(mark.state))
-        _, samples = opened_shard(stream, mark.shard)
+        unwrap_padding(stream).load_state_dict(json.loads(mark.state))
+        _, samples = open_shard(stream, mark.shard)
         ahead = []
         for row in range(mark.row, mark.row + mark.rows):
             self._beat(self._starts[mark.shard] + row)
-            ahead.append(next_of(stream, mark.shard, samples))
+            ahead.append(next_sample(stream, mark.shard, samples))
         if functools.reduce(_checksum, ahead, 0) != mark.checksum:
             raise ValueError
         return _Reading(stream, mark.row, itertools.chain(ahead, samples), mark)
 
     # ---- marks
 
-    def know(self, mark: ShardMark) -> None:
+    def resume_from(self, mark: ShardMark) -> None:
         """Let reading of a shard continue at a mark."""
         self._known[mark.shard] = mark
 
@@ -235,17 +235,17 @@ class Shards:
 
 
 def _checksum(before: int, sample: Any) -> int:
-    return functools.reduce(lambda sum_, leaf: zlib.crc32(bytes_of(leaf), sum_), sample_leaves(sample)[0], before)
+    return functools.reduce(lambda sum_, leaf: zlib.crc32(host_bytes(leaf), sum_), sample_leaves(sample)[0], before)
 
 
 def _tells_state(stream: Any) -> bool:
     """Return whether a stream has a state to be used, and can be copied so that each shard has a state of its own."""
-    of = given(stream)
+    of = unwrap_padding(stream)
     if hasattr(of, "read_from") or not (hasattr(of, "state_dict") and hasattr(of, "load_state_dict")):
         return False
     try:
         copy.deepcopy(stream)
-    except THROWN:  # the user's code, for example an open file or a lock
+    except USER_ERRORS:  # the user's code, for example an open file or a lock
         return False
     return True
 
@@ -253,8 +253,8 @@ def _tells_state(stream: Any) -> bool:
 def _state_of(stream: Any) -> str | None:
     """Return the stream's state as JSON; None if `state_dict` raises, JSON does not preserve the state, or it is too long."""
     try:
-        state = given(stream).state_dict()
+        state = unwrap_padding(stream).state_dict()
         text = json.dumps(state)
-    except THROWN:  # the user's code; its shards are then read from their beginnings
+    except USER_ERRORS:  # the user's code; its shards are then read from their beginnings
         return None
     return text if state and len(text) <= LONGEST_STATE and json.loads(text) == state else None

@@ -14,22 +14,22 @@ import torch
 from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_no_loader, is_map_style, shown
+from argosy.errors.checks import check_not_a_loader, describe_value, is_map_style
 from argosy.protocol.feeder import Opened, ShardMark
 from argosy.stream.blocks import Block, Layout, sample_leaves
-from argosy.stream.content import digest_of_arrays, digest_of_labels, doubt
+from argosy.stream.content import digest_of_arrays, digest_of_labels, why_doubtful
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.spool import ReadOnce, Spool
+from argosy.stream.kept.spool import Spool, SpooledDataset
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import OPENING, Indices, sample_seed
-from argosy.stream.padding import PaddedThen, given, padding
+from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
 from argosy.stream.probing import Facts, confirm, probe
-from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
-from argosy.stream.shards import Shards
+from argosy.stream.samples import USER_ERRORS, SamplePreparer, format_error, sample_error, seed_everything
+from argosy.stream.shards import ShardedStream
 from argosy.study import Data
 
 __all__ = [
@@ -37,15 +37,15 @@ __all__ = [
     "DatasetSource",
     "Filled",
     "Source",
-    "keep",
+    "open_kept_rows",
     "open_sources",
     "open_split",
     "open_splits",
-    "probed",
+    "probe_split",
     "identities_of_arrays",
-    "probed_splits",
-    "reopened",
-    "told",
+    "probe_splits",
+    "make_lazy_source",
+    "make_source",
 ]
 
 
@@ -161,7 +161,7 @@ class DatasetSource(Source):
 
     split: str
     facts: Facts
-    open_preparing: Callable[[Heartbeat], Preparing]
+    open_preparing: Callable[[Heartbeat], SamplePreparer]
     _: KW_ONLY
     skip_errors: bool
     heartbeat: Heartbeat
@@ -172,10 +172,10 @@ class DatasetSource(Source):
     _complete: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.gathers, self.doing = self.facts.gathers, _doing(self.split)
+        self.gathers, self.doing = self.facts.gathers, _format_activity(self.split)
 
     @cached_property
-    def preparing(self) -> Preparing:
+    def preparing(self) -> SamplePreparer:
         """How samples are prepared. The Dataset is opened on first use, in the process that prepares them or in an ancestor of it."""
         return self.open_preparing(self.heartbeat)
 
@@ -200,7 +200,7 @@ class DatasetSource(Source):
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Copy the kept samples and prepare the others."""
         if self.facts.shards:
-            shards: Shards = self.preparing.dataset
+            shards: ShardedStream = self.preparing.dataset
             shards.begin()
             return Filled(self._prepared(block, low, indices), len(indices), shards.made)
         if self.kept is None:
@@ -217,9 +217,9 @@ class DatasetSource(Source):
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
 
-    def know(self, mark: ShardMark) -> None:
+    def resume_from(self, mark: ShardMark) -> None:
         """Let reading of a shard continue at a mark."""
-        self.preparing.dataset.know(mark)
+        self.preparing.dataset.resume_from(mark)
 
     def fixed(self, indices: Indices) -> bool:
         """Return whether these samples are kept and there is no `Data.then`."""
@@ -243,10 +243,10 @@ class DatasetSource(Source):
         with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
                 samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
-            except THROWN:  # the user's code: the sample raises again when it is requested alone
+            except USER_ERRORS:  # the user's code: the sample raises again when it is requested alone
                 return None
         # The probed samples drew nothing. Once others do, no list is requested again.
-        self.gathers = not self.preparing.drew(first, epoch)
+        self.gathers = not self.preparing.has_drawn(first, epoch)
         # A Dataset that omits broken samples would return others in their place.
         return samples if self.gathers and len(samples) == len(indices) else None
 
@@ -256,14 +256,14 @@ class DatasetSource(Source):
         """Apply `Data.then` to a sample and write it to its row of the block. Returns a hole if either raises."""
         try:
             self._write(block, row, index, self._finished(block.place.epoch, index, leaves(index)))
-        except THROWN as error:  # the user's code: `on_error` decides whether the run ends
+        except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
             if not self.skip_errors:
-                raise refusal(error, self.split, index) from error
+                raise sample_error(error, self.split, index) from error
             for target in block.leaves:
                 # `Data.on_device` receives this row too, and could raise on its earlier content.
                 target[row].zero_()
             block.indices[row], block.sound[row] = index, False
-            return [(index, reason(error))]
+            return [(index, format_error(error))]
         return []
 
     def _sample(self, epoch: int, ready: Any, index: int) -> list[torch.Tensor]:
@@ -271,7 +271,7 @@ class DatasetSource(Source):
         self.preparing.heartbeat = self.heartbeat  # of this process: the source may have been created before a fork
         leaves, tree = sample_leaves(self.preparing(index, epoch) if ready is None else ready)
         self.facts.kept_layout.check(leaves, tree)
-        if self.kept is not None and (ready is not None or not self.preparing.drew(index, epoch)):
+        if self.kept is not None and (ready is not None or not self.preparing.has_drawn(index, epoch)):
             self._keep(self.kept, index, leaves)
         return leaves
 
@@ -310,12 +310,12 @@ def open_sources(
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat, shards=shards or {})
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    found = probed_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
+    found = probe_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
     prover.note_use(splits.values())
     return found
 
 
-def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
+def make_opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
     """Return the driver's message about a study's data, which took so many seconds to open."""
     facts = {split: source.facts for split, source in sources.items()}
     return Opened(
@@ -330,7 +330,7 @@ def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) ->
     )
 
 
-def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
+def open_kept_rows(sources: Mapping[str, Source], most_bytes: int) -> None:
     """Open the rows in which prepared samples are kept. Rows in memory, for this run alone, take at most `most_bytes` in all.
 
     Call this before forking loader workers. Splits of one Dataset share their rows.
@@ -348,7 +348,7 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
             kept[key] = rows
             rows_bytes = rows.count * facts.kept_layout.sample_bytes
             if rows_bytes > most_bytes:
-                rows.come_from_disk()
+                rows.use_random_access()
             most_bytes -= 0 if facts.location.folder else rows_bytes
         source.keep(kept[key])
 
@@ -400,12 +400,12 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
     ):
         with heartbeat.busy(f"opening the data ({split})", opaque=True):
             # A factory given for both splits always gets the seed of the training split.
-            dataset = _made(dataset, "train" if dataset is data.train else split, seed)
+            dataset = _call_factory(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare samples.
     if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
         arrays = dataset.tensors
     if data.ragged is not None:
-        dataset = padding(dataset, data.ragged)
+        dataset = pad_dataset(dataset, data.ragged)
     if arrays is None and dataset is not None and not is_map_style(dataset):
         return Spool(dataset, split, seed, heartbeat)
     return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
@@ -421,23 +421,27 @@ def identities_of_arrays(data: Data) -> dict[str, str]:
     return found
 
 
-def probed_splits(
+def probe_splits(
     splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
 ) -> dict[str, Source]:
     """Return the sources of the splits that `open_splits` returned."""
     found: dict[str, Source] = {}
     for name, split in splits.items():
-        source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)
+        source = found[name] = probe_split(split, name, data, prover, seed=seed, heartbeat=heartbeat)
         if isinstance(source, DatasetSource):
-            source.facts = replace(source.facts, labels=digest_of_labels(given(split), source.length))
+            source.facts = replace(source.facts, labels=digest_of_labels(unwrap_padding(split), source.length))
         if name != "train":
             train, facts = splits["train"], source.facts
-            why = doubt(given(train), given(split), drawn=isinstance(source, DatasetSource) and not facts.constant)
+            why = why_doubtful(
+                unwrap_padding(train),
+                unwrap_padding(split),
+                drawn=isinstance(source, DatasetSource) and not facts.constant,
+            )
             source.facts = replace(facts, again=split is train, doubt=why)
     return found
 
 
-def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
+def probe_split(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
     """Return the source of a split that `open_split` returned, with facts from a few of its samples or from kept rows."""
     if isinstance(opened, ArraySource):
         return opened
@@ -445,9 +449,9 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
         return _probed_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
     preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
     # Opaque: with its first samples a Dataset may do work that it does only once.
-    with heartbeat.busy(_doing(split), opaque=True):
+    with heartbeat.busy(_format_activity(split), opaque=True):
         facts = prover.facts(preparing)
-    return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
+    return make_source(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
 def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
@@ -455,75 +459,79 @@ def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heart
     if prover.cache is not None:
         with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
             facts = spool.facts(prover.cache)
-        preparing = _preparing(ReadOnce(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
+        preparing = _preparing(SpooledDataset(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
         facts = prover.finished(preparing, facts)
     else:
         with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
             lengths = spool.counted()
-        shards = Shards(spool.stream, lengths, heartbeat.beat)
+        shards = ShardedStream(spool.stream, lengths, heartbeat.beat)
         preparing = _preparing(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
-        with heartbeat.busy(_doing(spool.split), opaque=True):
+        with heartbeat.busy(_format_activity(spool.split), opaque=True):
             facts = probe(preparing, skip_errors=prover.skip_errors)
             facts = replace(prover.finished(preparing, facts), shards=lengths, keeping=READ_AGAIN)
         shards.close()
-    return told(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
+    return make_source(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
-def _readable(opened: Any, facts: Facts) -> Any:
+def _as_dataset(opened: Any, facts: Facts) -> Any:
     """Return a Dataset for a split that `open_split` returned and whose facts are known."""
     if not isinstance(opened, Spool):
         return opened
-    return Shards(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else ReadOnce(facts)
+    return ShardedStream(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else SpooledDataset(facts)
 
 
-def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat) -> DatasetSource:
+def make_source(
+    dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat
+) -> DatasetSource:
     """Return the source of a Dataset that is open in this process, and was probed here or in another process."""
-    preparing = _preparing(_readable(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
+    preparing = _preparing(_as_dataset(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
     return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
-def reopened(
+def make_lazy_source(
     split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
 ) -> DatasetSource:
     """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
 
-    def open_own(heartbeat: Heartbeat) -> Preparing:
+    def open_own(heartbeat: Heartbeat) -> SamplePreparer:
         given = data()
-        dataset = _readable(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
+        dataset = _as_dataset(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
         preparing = _preparing(dataset, split, given, seed=seed, heartbeat=heartbeat)
-        if isinstance(dataset, ReadOnce):
+        if isinstance(dataset, SpooledDataset):
             return preparing
-        with heartbeat.busy(_doing(split), opaque=True):
+        with heartbeat.busy(_format_activity(split), opaque=True):
             confirm(facts, preparing, skip_errors=skip_errors)
         return preparing
 
     return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)
 
 
-def _preparing(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> Preparing:
+def _preparing(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> SamplePreparer:
     then = data.then if split == "train" else None
     if then is not None and data.ragged is not None:
         then = PaddedThen(then, data.ragged)
-    return Preparing(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
+    return SamplePreparer(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
 
 
-def _doing(split: str) -> str:
+def _format_activity(split: str) -> str:
     return f"preparing sample {{number}} of {split}"
 
 
-def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
+def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
     """Return what a factory returns. Random numbers that it draws depend only on the study's seed, wherever it is called."""
     name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
     seed_everything(sample_seed(seed, split, 0, OPENING))
     try:
         dataset = factory()
-    except THROWN as error:  # the user's code
+    except USER_ERRORS as error:  # the user's code
         where = "".join(traceback.format_tb(error.__traceback__)[1:])
-        raise StudyError(f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Fix the factory.") from error
-    check_no_loader(f"Data.{split}: the result of its factory {name}", dataset)
+        raise StudyError(
+            f"Data.{split}: its factory {name} raised {format_error(error)}\n{where}Fix the factory."
+        ) from error
+    check_not_a_loader(f"Data.{split}: the result of its factory {name}", dataset)
     if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):
         raise StudyError(
-            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is not a Dataset. Return an object "
+            f"Data.{split}: its factory {name} returned {describe_value(dataset)}, which is not a Dataset. Return an object "
             "with __len__ and __getitem__, or one with __iter__."
         )
     return dataset

@@ -37,16 +37,16 @@ from argosy.stream.sources import (
     ArraySource,
     DatasetSource,
     Source,
+    make_lazy_source,
+    make_source,
     open_sources,
     open_split,
     open_splits,
-    probed_splits,
-    reopened,
-    told,
+    probe_splits,
 )
 from argosy.study import Data
 
-__all__ = ["held", "open_for", "cache_for"]
+__all__ = ["list_unforkable", "open_for", "cache_for"]
 
 MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and similar devices."""
@@ -81,7 +81,7 @@ def open_for(
     if not loaders:
         given = data()
         return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept), shards=shards)
-    before = held()
+    before = list_unforkable()
     empty, word = _Standby.fork()
     if word is not None:
         return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
@@ -90,7 +90,7 @@ def open_for(
 
     def learn() -> tuple[dict[str, Source], _Word]:
         prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
-        found = probed_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
+        found = probe_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
         facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
         return found, _Word(facts=facts, skip_errors=prover.skip_errors)
 
@@ -104,7 +104,7 @@ def open_for(
         return {
             name: split
             if (facts := word.facts[name]) is None
-            else told(split, name, facts, given, seed=seed, heartbeat=heartbeat)
+            else make_source(split, name, facts, given, seed=seed, heartbeat=heartbeat)
             for name, split in splits.items()
         }
     sources, word = learn()
@@ -121,7 +121,7 @@ def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat
     return {
         name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
         if facts is None
-        else reopened(name, facts, own, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
+        else make_lazy_source(name, facts, own, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
         for name, facts in word.facts.items()
     }
 
@@ -193,16 +193,16 @@ def _wait(feeder: int, connection: Connection) -> _Word:
 
 def _left_open(before: frozenset[str]) -> bool:
     """Return whether something was opened since then that a fork must not inherit; the log names it."""
-    left = held() - before
+    left = list_unforkable() - before
     if left:
         gc.collect()  # it may be garbage by now
-        left = held() - before
+        left = list_unforkable() - before
     if left:
         print(f"not usable in a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
     return bool(left)
 
 
-def held() -> frozenset[str]:
+def list_unforkable() -> frozenset[str]:
     """Return in words what this process has open that it cannot share with a fork.
 
     A fork may share files that are only written or only mapped into memory, folders, and devices such as /dev/null.

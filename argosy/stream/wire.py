@@ -115,7 +115,7 @@ class Peer:
                 self._unsent[0] = memoryview(frame), descriptors
                 return False
             except OSError:
-                self._deafen()
+                self._stop_receiving()
                 return True
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -130,7 +130,7 @@ class Peer:
             return socket.send_fds(self._socket, [words], list(descriptors))
         return self._socket.send(words)
 
-    def _deafen(self) -> None:
+    def _stop_receiving(self) -> None:
         self._deaf = True
         while self._unsent:
             for descriptor in self._unsent.popleft()[1]:
@@ -202,7 +202,7 @@ class Peer:
         self._deaf = self._over = True
         # Otherwise a thread in the middle of `send` could write to a descriptor that meanwhile belongs to another file.
         mine = self._writing.acquire(timeout=1.0)
-        self._deafen()
+        self._stop_receiving()
         while self.descriptors:
             os.close(self.descriptors.popleft())
         self._socket.close()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.errors import RunError
-from argosy.errors.checks import shown
-from argosy.errors.spelling import meant
+from argosy.errors.checks import describe_value
+from argosy.errors.spelling import did_you_mean
 
-__all__ = ["TRACKERS", "Tracker", "named"]
+__all__ = ["TRACKERS", "Tracker", "make_trackers"]
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", "trackio": "Trackio"}
 """Names, of the file and also of its library, and the class there."""
@@ -39,7 +39,7 @@ class Tracker(Protocol):
         """End a member under this driver; status as in `argosy.protocol.events.MemberEnded`, or paused."""
 
 
-def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
+def make_trackers(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
     """Return trackers by name, created if only a name is given.
 
     Raises RunError for an unknown one or a missing library.
@@ -49,14 +49,14 @@ def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
         name = tracker if isinstance(tracker, str) else type(tracker).__name__.lower()
         if name in found:
             raise RunError(f"trackers has {name!r} twice. Remove one of them.")
-        found[name] = _made(tracker) if isinstance(tracker, str) else _checked(tracker)
+        found[name] = _make_tracker(tracker) if isinstance(tracker, str) else _check_tracker(tracker)
     return found
 
 
-def _made(name: str) -> Tracker:
+def _make_tracker(name: str) -> Tracker:
     if name not in TRACKERS:
         raise RunError(
-            f"unknown tracker {name!r}{meant(name, TRACKERS)}; choose one of {', '.join(TRACKERS)}, or pass an object "
+            f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}; choose one of {', '.join(TRACKERS)}, or pass an object "
             "of your own."
         )
     if importlib.util.find_spec(name) is None:
@@ -67,11 +67,11 @@ def _made(name: str) -> Tracker:
     return tracker
 
 
-def _checked(tracker: Tracker) -> Tracker:
+def _check_tracker(tracker: Tracker) -> Tracker:
     lacking = [name for name in ("open", "begin", "log", "end") if not callable(getattr(tracker, name, None))]
     if lacking or isinstance(tracker, type):
         raise RunError(
-            f"trackers has {shown(tracker)}; it must be one of {', '.join(map(repr, TRACKERS))}, or an object with "
+            f"trackers has {describe_value(tracker)}; it must be one of {', '.join(map(repr, TRACKERS))}, or an object with "
             "open, begin, log and end, like argosy.tracking.Tracker."
         )
     return tracker

@@ -22,12 +22,12 @@ QUOTES = str.maketrans("'\"`\\", "’”’/")
 """Replaces quotes that would end the string in MLflow's query for an experiment's name."""
 
 
-def _taken(name: str) -> str:
+def _valid_name(name: str) -> str:
     """Return a name as MLflow takes it: with ``_`` for other characters, as the one of ``ndcg@10``."""
     return re.sub(r"[^\w./ :-]", "_", name)
 
 
-def _all(search: Callable[..., Any]) -> Iterator[Any]:
+def _all_pages(search: Callable[..., Any]) -> Iterator[Any]:
     """Yield everything that a search finds, page by page."""
     page = search()
     yield from page
@@ -61,7 +61,7 @@ class MLflow:
         """Find the member's run, or create it with its hyper-parameters."""
         # Both tags identify a run: another run directory may have members of the same names.
         own = {"argosy.member": member, "argosy.directory": self._directory}
-        runs = _all(partial(self._client.search_runs, [self._experiment], f"tags.`argosy.member` = '{member}'"))
+        runs = _all_pages(partial(self._client.search_runs, [self._experiment], f"tags.`argosy.member` = '{member}'"))
         earlier = [run.info.run_id for run in runs if run.data.tags.get("argosy.directory") == self._directory]
         if earlier:
             self._runs[member] = earlier[0]
@@ -70,12 +70,12 @@ class MLflow:
         run = self._client.create_run(self._experiment, tags=own, run_name=member)
         self._runs[member] = run.info.run_id
         for name, value in hyperparameters.items():
-            self._client.log_param(self._runs[member], _taken(name), value)
+            self._client.log_param(self._runs[member], _valid_name(name), value)
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """Log the figures as one batch."""
         now = int(time.time() * 1000)
-        metrics = [Metric(_taken(name), value, now, step) for name, value in figures.items()]
+        metrics = [Metric(_valid_name(name), value, now, step) for name, value in figures.items()]
         self._client.log_batch(self._runs[member], metrics=metrics)
 
     def end(self, member: str, status: str) -> None:

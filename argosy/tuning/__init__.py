@@ -5,7 +5,7 @@ To add a scheduler, write one file with a subclass of ``scheduler.Scheduler``, a
 
 from argosy.tuning.asha import Asha
 from argosy.tuning.hyperband import Brackets, Hyperband
-from argosy.tuning.in_full import InFull
+from argosy.tuning.in_full import FullBudget
 from argosy.tuning.median import Median
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.scheduler import Scheduler
@@ -27,4 +27,4 @@ def make_scheduler(
         return Median(most=most, trials=trials)
     if name == "pbt":
         return Pbt(most=most, every=generation, eta=eta, trials=trials, seed=seed)
-    return InFull(most=most, trials=trials)
+    return FullBudget(most=most, trials=trials)

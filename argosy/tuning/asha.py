@@ -9,7 +9,7 @@ depends only on their results.
 from functools import partial
 
 from argosy.tuning.hyperband import rungs
-from argosy.tuning.objectives import Cost, inserted
+from argosy.tuning.objectives import Cost, insert_ranked
 from argosy.tuning.scheduler import Scheduler, sections_of
 
 __all__ = ["Asha"]
@@ -41,7 +41,7 @@ class Asha(Scheduler):
         place = compared.index(trial) + 1
         return f"number {place} of {len(compared)} after section {self.budget(trial)}"
 
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the sections as if all trials were compared at once; early promotions, among few trials, may add some."""
         counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
         return sections_of(counts, again=again)
@@ -63,16 +63,16 @@ class Asha(Scheduler):
             came = self._came[rung]
             while (count := len(self._compared[rung])) < len(came) and self.results.at(came[count], budget) is not None:
                 cost_of = partial(self._reached, budget=budget)
-                self._compared[rung] = inserted(came[count], self._compared[rung], cost_of)
+                self._compared[rung] = insert_ranked(came[count], self._compared[rung], cost_of)
                 if rung + 1 < len(self.budgets):
-                    self._let_go_on(rung, budget)
+                    self._promote_best(rung, budget)
 
     def _reached(self, trial: int, budget: int) -> Cost:
         cost = self.results.at(trial, budget)
         assert cost is not None
         return cost
 
-    def _let_go_on(self, rung: int, budget: int) -> None:
+    def _promote_best(self, rung: int, budget: int) -> None:
         """Promote the best of the compared trials; one that fails afterwards is the worst of the next rung, whenever its failure becomes known."""
         compared = self._compared[rung]
         for trial in compared[: len(compared) // self.eta]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from argosy.tuning.objectives import ranked
+from argosy.tuning.objectives import rank_costs
 from argosy.tuning.scheduler import Scheduler, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
@@ -50,7 +50,7 @@ class Hyperband(Scheduler):
         self.eta = eta
         super().__init__(trials)
         table = brackets(most, eta)
-        self.brackets: list[Bracket] = _dealt(table if order == "together" else table[::-1], trials)
+        self.brackets: list[Bracket] = _deal_brackets(table if order == "together" else table[::-1], trials)
         self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
         for bracket in self.brackets:
             bracket.racing = list(bracket.trials)
@@ -67,7 +67,7 @@ class Hyperband(Scheduler):
         """Return why the trial is out of its bracket; None if it is not."""
         return self._bracket(trial).out.get(trial)
 
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the sections of all trials, including those that have not begun."""
         return sum(sections_of(self.counts(bracket), again=again) for bracket in self.brackets)
 
@@ -93,7 +93,7 @@ class Hyperband(Scheduler):
             self._decide(bracket, budget)
 
     def _decide(self, bracket: Bracket, budget: int) -> None:
-        order = ranked(self.results.all_at(bracket.racing, budget))
+        order = rank_costs(self.results.all_at(bracket.racing, budget))
         last = bracket.rung + 1 == len(bracket.budgets)
         # A bracket with fewer trials than planned, because the search has no more, still has a winner.
         count = len(order) if last else max(len(order) // self.eta, 1)
@@ -123,7 +123,7 @@ def rungs(most: int, eta: int) -> tuple[int, ...]:
     return tuple(most // eta**s for s in range(deepest, -1, -1))
 
 
-def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
+def _deal_brackets(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
     """Return brackets for `trials` trials; the last bracket may have fewer than planned."""
     found: list[Bracket] = []
     start = 0

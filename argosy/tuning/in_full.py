@@ -2,10 +2,10 @@
 
 from argosy.tuning.scheduler import Scheduler
 
-__all__ = ["InFull"]
+__all__ = ["FullBudget"]
 
 
-class InFull(Scheduler):
+class FullBudget(Scheduler):
     """Trials that all have the full budget."""
 
     def __init__(self, *, most: int, trials: int) -> None:
@@ -20,7 +20,7 @@ class InFull(Scheduler):
         """Return None: no trial is ever out."""
         return None
 
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the sections of all trials at the full budget."""
         return self.trials * self.most
 

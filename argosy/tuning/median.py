@@ -59,7 +59,7 @@ class Median(Scheduler):
             return None
         return f"worse than the median of {len(means)} trials after section {reached}"
 
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the sections as if no further trial will be out, because it is unknown which will."""
         return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
 

@@ -14,11 +14,11 @@ from operator import itemgetter, le
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.errors.checks import shown
+from argosy.errors.checks import describe_value
 from argosy.protocol.events import SectionEnded
 from argosy.stopping import Mode
 
-__all__ = ["TOTALS", "Cost", "Objectives", "inserted", "levels", "ranked", "reached"]
+__all__ = ["TOTALS", "Cost", "Objectives", "insert_ranked", "pareto_levels", "rank_costs", "reached_metrics"]
 
 TOTALS = ("seconds", "samples", "parameters")
 """Results of a trial besides the metrics of its members: the seconds of its own training and validation and the samples that it trained
@@ -90,13 +90,13 @@ class Objectives:
             isinstance(value, int | float) and value == value for value in found
         ):
             raise StudyError(
-                f"constraints returned {shown(found)}; it must return a list of numbers, for example "
+                f"constraints returned {describe_value(found)}; it must return a list of numbers, for example "
                 "[reached['seconds'] - 60]. A constraint is met if its number is at most 0."
             )
         return tuple(map(float, found))
 
 
-def reached(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, float]:
+def reached_metrics(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, float]:
     """Return the metrics of a section and the `TOTALS` up to it, as means over members.
 
     Each member is given by its sections up to that one, and the number of its parameters.
@@ -113,35 +113,35 @@ def reached(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, 
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if all(name in row for row in rows)}
 
 
-def levels(costs: Sequence[Cost]) -> list[int]:
+def pareto_levels(costs: Sequence[Cost]) -> list[int]:
     """Return the level of each cost; lower is better.
 
     Level 0 holds the costs that no other dominates (is nowhere worse and somewhere better); level 1 holds those that none dominates
     once level 0 is removed, and so on. Costs that violate constraints follow, ordered by their excess; costs with NaN are last.
     """
-    return _levels(costs, _fronts(costs))
+    return _levels(costs, _pareto_fronts(costs))
 
 
-def ranked(costs: Iterable[tuple[Cost, int]]) -> list[int]:
+def rank_costs(costs: Iterable[tuple[Cost, int]]) -> list[int]:
     """Return the trials, best first: by level, then those farthest from their neighbours first, then by trial number."""
     found = [*costs]
-    fronts = _fronts([cost for cost, _ in found])
-    room = {values: space for front in fronts for values, space in _room(front).items()}
+    fronts = _pareto_fronts([cost for cost, _ in found])
+    room = {values: space for front in fronts for values, space in _crowding_distances(front).items()}
     known = _levels([cost for cost, _ in found], fronts)
     keys = ((level, -room.get(cost.values, 0.0), trial) for level, (cost, trial) in zip(known, found, strict=True))
     return [trial for _, _, trial in sorted(keys)]
 
 
-def inserted(trial: int, order: Sequence[int], cost_of: Callable[[int], Cost]) -> list[int]:
-    """Return an order from `ranked` with one more trial; with one objective, the others keep their order, so none are ranked again."""
+def insert_ranked(trial: int, order: Sequence[int], cost_of: Callable[[int], Cost]) -> list[int]:
+    """Return an order from `rank_costs` with one more trial; with one objective, the others keep their order, so none are ranked again."""
     if len(cost_of(trial).values) > 1:
-        return ranked((cost_of(one), one) for one in (*order, trial))
+        return rank_costs((cost_of(one), one) for one in (*order, trial))
     found = [*order]
-    insort(found, trial, key=lambda one: (*_of_one(cost_of(one)), one))
+    insort(found, trial, key=lambda one: (*_scalar_level(cost_of(one)), one))
     return found
 
 
-def _of_one(cost: Cost) -> tuple[int, float]:
+def _scalar_level(cost: Cost) -> tuple[int, float]:
     """Return a sort key for a cost of one objective: its kind (valid, violating, NaN), and its rank within the kind."""
     return (2, 0.0) if not cost.counts else (1, cost.excess) if cost.excess else (0, cost.values[0])
 
@@ -156,24 +156,24 @@ def _levels(costs: Sequence[Cost], fronts: Sequence[Sequence[Costs]]) -> list[in
     ]
 
 
-def _fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
+def _pareto_fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
     """Return the distinct values of costs without violations, by level (Zhang et al., An efficient approach to nondominated sorting, 2015)."""
     fronts: list[list[Costs]] = []
     for one in sorted({cost.values for cost in costs if cost.counts and not cost.excess}):
         # Whatever dominates a value precedes it in this order. If a level contains a dominating value, so does every level before it.
-        place = bisect_left(fronts, True, key=partial(_is_free, one))
+        place = bisect_left(fronts, True, key=partial(_is_nondominated, one))
         if place == len(fronts):
             fronts.append([])
         fronts[place].append(one)
     return fronts
 
 
-def _is_free(one: Costs, front: Sequence[Costs]) -> bool:
+def _is_nondominated(one: Costs, front: Sequence[Costs]) -> bool:
     """Return whether no value of a front dominates this one, which is not in it."""
     return not any(all(map(le, other, one)) for other in reversed(front))
 
 
-def _room(front: Sequence[Costs]) -> dict[Costs, float]:
+def _crowding_distances(front: Sequence[Costs]) -> dict[Costs, float]:
     """Return the distance between the neighbours of each value, summed over the objectives; infinite at the ends."""
     found = dict.fromkeys(front, 0.0)
     for place in range(len(front[0])):

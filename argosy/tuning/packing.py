@@ -15,7 +15,7 @@ from argosy.errors import StudyError
 
 __all__ = ["Candidate", "Packing", "check_packs", "make_packing"]
 
-SIZED = re.compile(r"(random|knn)\(([1-9]\d*)\)")
+SIZED_PACKING = re.compile(r"(random|knn)\(([1-9]\d*)\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], sec
 
 def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]]) -> Packing | None:
     """Return the packing that a search's `packs` names; None if the planner packs."""
-    sized = SIZED.fullmatch(packs)
+    sized = SIZED_PACKING.fullmatch(packs)
     if sized is not None and sized[1] == "knn":
         return Nearest(size=int(sized[2]), seed=seed, choices=choices)
     if sized is not None:
@@ -106,7 +106,9 @@ def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]])
 
 def check_packs(packs: str) -> None:
     """Raise StudyError if `packs` names no packing."""
-    if not isinstance(packs, str) or (packs not in ("planned", "none", "batch-size") and not SIZED.fullmatch(packs)):
+    if not isinstance(packs, str) or (
+        packs not in ("planned", "none", "batch-size") and not SIZED_PACKING.fullmatch(packs)
+    ):
         raise StudyError(
             f"packs is {packs!r}; choose planned, none, batch-size, or random(k) or knn(k) for packs of k trials, "
             "for example 'knn(9)'."

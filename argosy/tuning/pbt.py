@@ -7,7 +7,7 @@ begins when all clones have begun, so the outcome depends only on the results of
 
 from random import Random
 
-from argosy.tuning.objectives import ranked
+from argosy.tuning.objectives import rank_costs
 from argosy.tuning.scheduler import Scheduler
 
 __all__ = ["Pbt"]
@@ -41,7 +41,7 @@ class Pbt(Scheduler):
         """Return why the trial is out, and which clone takes its place; None if it is not out."""
         return self._out.get(trial)
 
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the sections of the population; a clone continues in the place of a trial that ended."""
         del again  # no trial starts from scratch
         return self.trials * self.most
@@ -59,7 +59,7 @@ class Pbt(Scheduler):
             self._missing = {one for one in self.racing if self.results.at(one, self._mark) is None}
 
     def _decide(self) -> None:
-        found = ranked(self.results.all_at(self.racing, self._mark))
+        found = rank_costs(self.results.all_at(self.racing, self._mark))
         # A failure counts in the generation that the trial did not finish, whenever it becomes known.
         dead = [t for t in found if t in self.results.failed and self.results.sections(t) < self._mark]
         alive = [t for t in found if t not in dead]

@@ -9,13 +9,13 @@ from typing import Any
 from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.spelling import known_names
-from argosy.errors.wording import last_line, lasting, told
+from argosy.errors.wording import format_duration, format_value, last_line
 from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.results.bands import Spread
-from argosy.results.ending import Ending, counted, size_of_output
-from argosy.results.fold import OVER, RunState
-from argosy.results.frames import frame_of
+from argosy.results.ending import Ending, format_counts, output_size
+from argosy.results.fold import FINAL_STATUSES, RunState
+from argosy.results.frames import to_frame
 from argosy.results.member import MemberResult
 from argosy.results.repetitions import Leader
 from argosy.results.report import Format, Report
@@ -23,7 +23,7 @@ from argosy.stopping import Mode
 from argosy.tuning.objectives import Objectives
 from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult, TrialsSoFar, leader_of, statuses
 
-__all__ = ["Packs", "SearchReport"]
+__all__ = ["PackSavings", "SearchReport"]
 
 COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reason")
 """Columns of the table, beside parameters and metrics."""
@@ -135,7 +135,9 @@ class SearchReport:
     def trials_per_hour(self) -> float:
         """Finished trials per hour of the search."""
         open_ = {
-            self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in (PRUNED, *OVER)
+            self.trials[row.name]
+            for row in self.rows
+            if row.name in self.trials and row.status not in (PRUNED, *FINAL_STATUSES)
         }
         over = len({*self.trials.values()} - open_)
         return over / self.seconds * 3600 if self.seconds else 0.0
@@ -172,8 +174,8 @@ class SearchReport:
                 **({"source": self.sources[row.name]} if row.name in self.sources else {}),
                 **({"pareto": row in self.pareto} if self.has_several else {}),
                 **({"constraints": [*row.constraints]} if row.constraints else {}),
-                **_beside(COLUMNS, "parameter", self.parameters.get(row.name, {})),
-                **_beside(searched, "metric", self.shown(row)),
+                **_distinct_columns(COLUMNS, "parameter", self.parameters.get(row.name, {})),
+                **_distinct_columns(searched, "metric", self.shown(row)),
                 "reason": last_line(row.reason),
             }
             for row in self.rows
@@ -187,9 +189,9 @@ class SearchReport:
         run, best, folder = self.run, self._best, shlex.quote(str(self.run.directory))
         found: tuple[str, ...] = (f"Best: none yet, because no trial has a {run.objective} that counts.",)
         if best is not None:
-            found = self._told(best)
+            found = self._best_lines(best)
         columns, rows = self._columns_and_rows()
-        of = f"{len(set(self.trials.values()))} trials, {counted(statuses(self.rows, self.trials))}; {self.epochs:g} epochs"
+        of = f"{len(set(self.trials.values()))} trials, {format_counts(statuses(self.rows, self.trials))}; {self.epochs:g} epochs"
         more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
         state, page = run.status, f"argosy report {folder} --open"
         further = "Search further", f"with a larger {more}, {again}"
@@ -204,14 +206,14 @@ class SearchReport:
             columns=columns,
             rows=rows,
             note="",
-            state=f"{state} after {lasting(self.seconds)}: {of}. Everything is in {run.directory}",
+            state=f"{state} after {format_duration(self.seconds)}: {of}. Everything is in {run.directory}",
             actions=actions.get(state, (("Resume", again), ("Curves, devices", page))),
         )
 
-    def _told(self, best: TrialResult) -> tuple[str, ...]:
+    def _best_lines(self, best: TrialResult) -> tuple[str, ...]:
         """Return the best trial's results and parameters, and how to load it."""
         one = len(best.members) == 1
-        parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
+        parameters = ", ".join(f"{name} = {format_value(value)}" for name, value in self.parameters[best.name].items())
         load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
         values = ", ".join(f"{name} {best.reached[name]:.4g}" for name in self.objectives)
         values += "" if one else f", mean of {len(best.members)},"
@@ -245,7 +247,7 @@ class SearchReport:
         return ("trial", *self.objectives, *pareto, *names, "epochs", "status", *constraints, *sources), rows
 
     def __str__(self) -> str:
-        return self.ending().text(*size_of_output())
+        return self.ending().text(*output_size())
 
     __repr__ = __str__
 
@@ -255,7 +257,7 @@ class SearchReport:
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame; see `Report.to_pandas`."""
-        return frame_of(self.table(), ["trial", "status", "epochs"])
+        return to_frame(self.table(), ["trial", "status", "epochs"])
 
     def curves(self) -> Any:
         """Return the learning curves of the trials' members; see `Report.curves`."""
@@ -286,11 +288,11 @@ class SearchReport:
         """Write the objective over the epochs and against the parameters as figures for a paper; see `Report.write_figures`."""
         from argosy.results import figures  # imports matplotlib
 
-        with figures.for_paper():
+        with figures.paper_style():
             drawn = {"objective": self.plot()}
             if against := self.plot_parameters():
                 drawn["parameters"] = against[0]
-            return figures.save(user_path(folder), drawn)
+            return figures.save_figures(user_path(folder), drawn)
 
     def write_plots(self, path: str | Path) -> None:
         """Write an HTML page with Optuna's plots of the optimisation history and the parallel coordinates; needs the extra ``tune``.
@@ -338,7 +340,7 @@ class SearchReport:
         told = list(timeline)
         state = RunState.of(event for _, event in told)
         members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
-        trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), Packs()
+        trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), PackSavings()
         return cls(
             run=run,
             rows=trials.rows,
@@ -349,7 +351,7 @@ class SearchReport:
             epochs=run.epochs,
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if trials.best is None else _found(trials.best, told),
+            best_seconds=None if trials.best is None else _time_of_best(trials.best, told),
             scheduler=trials.terms["scheduler"],
             objectives=Objectives.of(trials.terms).modes,
             pareto=trials.pareto,
@@ -357,15 +359,15 @@ class SearchReport:
         )
 
 
-def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _distinct_columns(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by name; a name that another column has taken is prefixed with the kind."""
     return {f"{kind}.{name}" if name in taken else name: value for name, value in values.items()}
 
 
-Told = Sequence[tuple[float, Event]]
+TimedEvents = Sequence[tuple[float, Event]]
 
 
-def _first_comparison(told: Told) -> float | None:
+def _first_comparison(told: TimedEvents) -> float | None:
     """Return when all members that began with the search had ended their first section, or were over; None before."""
     began, waiting = False, set[str]()
     for seconds, event in told:
@@ -379,7 +381,7 @@ def _first_comparison(told: Told) -> float | None:
     return None
 
 
-def _found(best: TrialResult, told: Told) -> float:
+def _time_of_best(best: TrialResult, told: TimedEvents) -> float:
     """Return when all members of the best trial had ended its best section."""
     first: dict[str, float] = {}
     for seconds, event in told:
@@ -388,7 +390,7 @@ def _found(best: TrialResult, told: Told) -> float:
     return max(first.values())
 
 
-class Packs:
+class PackSavings:
     """Time saved by stepping several members in one program, computed from journaled events."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Proposed parameters are in the run's journal before anything trains, and the state here is rebuilt from the journal. Trials are sampled in
 memory, each with a seed derived from its number, so a search that was killed proposes the same trials again. A sampler sees
-every trial that has a result, including resting ones (`Shown`). The storage is only a copy, and only Argosy writes it; if it
+every trial that has a result, including resting ones (`TrialStorage`). The storage is only a copy, and only Argosy writes it; if it
 contradicts the journal, it is rewritten.
 """
 
@@ -21,11 +21,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.bindings import called
-from argosy.disk.files import appending, lines_of, replacing
+from argosy.bindings import unwrap_partials
+from argosy.disk.files import open_append, read_lines, replacing
 from argosy.errors import RunError, StudyError
 from argosy.errors.checks import check_takes
-from argosy.errors.traces import mistakes_in
+from argosy.errors.traces import user_errors_in
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
 
@@ -42,7 +42,7 @@ except ModuleNotFoundError as _error:
         "argosy.tune needs Optuna, which is not installed. Install it: pip install 'argosy[tune]'."
     ) from _error
 
-__all__ = ["Copy", "Outcome", "Sampling", "default_sampler", "write_plots"]
+__all__ = ["StorageMirror", "Outcome", "Sampling", "default_sampler", "write_plots"]
 
 Outcome = Literal["complete", "pruned", "failed"]
 STATES: Mapping[str, TrialState] = {
@@ -64,7 +64,7 @@ STARTUP = "n_startup_trials"
 """Samplers' keyword for the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
-Place = frozenset[tuple[str, Any]]
+GridKey = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
 """Factors by which a clone's numeric parameters change."""
 
@@ -80,15 +80,17 @@ class ParetoSampler(optuna.samplers.TPESampler):
     def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`gamma` has been deprecated", FutureWarning)  # it stays until Optuna 6
-            super().__init__(n_startup_trials=n_startup_trials, seed=seed, gamma=_good, n_ei_candidates=CANDIDATES)
+            super().__init__(
+                n_startup_trials=n_startup_trials, seed=seed, gamma=_count_good, n_ei_candidates=CANDIDATES
+            )
 
 
-def _good(trials: int) -> int:
+def _count_good(trials: int) -> int:
     """Return how many of `trials` trials count as good: a Pareto set is wider than one best trial."""
     return min(math.ceil(GOOD * trials), MOST_GOOD)
 
 
-class Copy:
+class StorageMirror:
     """A study in Optuna's storage that shows the trials of one directory.
 
     Contract. A separate thread writes to the storage, so the search never waits for a disk or a database. Callers pass frozen copies
@@ -103,7 +105,7 @@ class Copy:
         self.owner: str = "this directory" if store.url is None else str(directory.resolve())
         try:
             file = directory / "optuna.log"
-            self.storage: Any = JournalStorage(_file(file)) if store.url is None else _database(store.url)
+            self.storage: Any = JournalStorage(_open_journal(file)) if store.url is None else _open_database(store.url)
             self.study: Any = self._open()
         except (SQLAlchemyError, ImportError, ValueError) as error:
             # The URL is left out, because it may contain a password.
@@ -170,7 +172,7 @@ class Copy:
             self.storage.set_trial_state_values(number, trial.state, trial.values)
 
     def _open(self) -> optuna.Study:
-        with _quietly():
+        with _silence_optuna():
             study = optuna.create_study(
                 storage=self.storage,
                 study_name=self.name,
@@ -189,7 +191,7 @@ class Copy:
         return study
 
 
-class Shown(InMemoryStorage):
+class TrialStorage(InMemoryStorage):
     """In-memory storage of the trials of one search, which presents them differently while a sampler is asked.
 
     Optuna's samplers learn nothing from unfinished trials. So a trial that rests at a rung, and may continue, is shown as pruned there,
@@ -251,13 +253,13 @@ class Sampling:
         self.learns: bool = self.can_learn and not grid
         self.in_sequence: bool = not grid and _is_of(self.sampler, optuna.samplers.QMCSampler)
         """Whether trials are consecutive points of one sequence; each trial takes one, even if its parameters are known."""
-        self._shown = Shown()
-        with _quietly():
+        self._shown = TrialStorage()
+        with _silence_optuna():
             self.study: optuna.Study = optuna.create_study(
                 directions=[DIRECTIONS[mode] for mode in modes], storage=self._shown
             )
-        self.points: dict[Place, dict[str, Any]] | None = _points(space) if grid else None
-        """Points of a grid that no trial has used yet, in order, by `_place`."""
+        self.points: dict[GridKey, dict[str, Any]] | None = _grid_points(space) if grid else None
+        """Points of a grid that no trial has used yet, in order, by `_grid_key`."""
         self._trials: list[optuna.Trial] = []
         if not callable(space):
             _check_distributions(space)
@@ -268,10 +270,10 @@ class Sampling:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
         place = next(iter(self.waiting), None)
-        with mistakes_in("the space, or the sampler that it uses,", "Fix it, and run the same command again."):
-            return self._ask() if place is None else self._enqueued(place)
+        with user_errors_in("the space, or the sampler that it uses,", "Fix it, and run the same command again."):
+            return self._ask() if place is None else self._ask_enqueued(place)
 
-    def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _ask_enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial with some parameters given; raises StudyError for values that are not in the space."""
         given = dict(self.waiting[place])
         found, built_from = self._given(
@@ -316,18 +318,18 @@ class Sampling:
         number = len(self._trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a space's warnings were shown when the trial was new
-            found, built_from = self._given(parameters, lambda why: RunError(_changed(number, parameters, why)))
+            found, built_from = self._given(parameters, lambda why: RunError(_format_change(number, parameters, why)))
         if found != parameters:
-            raise RunError(_changed(number, parameters, f"the space now has {', '.join(found) or 'nothing'}"))
+            raise RunError(_format_change(number, parameters, f"the space now has {', '.join(found) or 'nothing'}"))
         if self.points is not None:
-            self.points.pop(_place(found), None)
+            self.points.pop(_grid_key(found), None)
         return found, built_from
 
     def _given(
         self, parameters: Mapping[str, Any], refused: Callable[[str], Exception]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial with these parameters; if they do not fit the space, raise the exception that `refused` makes of the reason."""
-        with _quietly(), warnings.catch_warnings():
+        with _silence_optuna(), warnings.catch_warnings():
             # Optuna only warns about a value out of range.
             warnings.filterwarnings("error", "Fixed parameter", UserWarning)
             try:
@@ -340,7 +342,7 @@ class Sampling:
         """Return parameters near these for the next trial: each named one is drawn a fifth lower or higher, or as an adjacent choice."""
         assert isinstance(self.space, Mapping)
         draw = random.Random(f"{self.seed}/{len(self._trials)}")
-        return {**parameters, **{name: _near(self.space[name], parameters[name], draw) for name in names}}
+        return {**parameters, **{name: _neighbor(self.space[name], parameters[name], draw) for name in names}}
 
     @property
     def choices(self) -> dict[str, list[Any]]:
@@ -366,7 +368,7 @@ class Sampling:
         """Record how a trial ended, and its value of each objective."""
         self.study.tell(number, values if outcome == "complete" else None, STATES[outcome])
 
-    def frozen(self) -> list[FrozenTrial]:
+    def frozen_trials(self) -> list[FrozenTrial]:
         """Return all trials as they are."""
         return self.study.get_trials(deepcopy=False)
 
@@ -388,10 +390,10 @@ class Sampling:
                 "space: a trial's parameters must be numbers, strings, bools or None; found "
                 f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
             )
-        self._wait_no_more(trial.params)
+        self._drop_waiting(trial.params)
         return trial.params, dict(trial.params if built_from is None else built_from)
 
-    def _wait_no_more(self, parameters: Mapping[str, Any]) -> None:
+    def _drop_waiting(self, parameters: Mapping[str, Any]) -> None:
         """Remove the first enqueued entry that these parameters contain."""
         place = next((place for place, given in self.waiting.items() if given.items() <= parameters.items()), None)
         if place is not None:
@@ -409,7 +411,7 @@ class Sampling:
 
 
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
-    kind = called(sampler)
+    kind = unwrap_partials(sampler)
     if not isinstance(kind, type):
         check_takes(
             "sampler",
@@ -432,7 +434,7 @@ def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
 
 
 def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
-    made = called(sampler)
+    made = unwrap_partials(sampler)
     return isinstance(made, type) and issubclass(made, kinds)
 
 
@@ -441,22 +443,22 @@ def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _name(sampler: Callable[..., Any]) -> str:
-    return getattr(called(sampler), "__name__", repr(called(sampler)))
+    return getattr(unwrap_partials(sampler), "__name__", repr(unwrap_partials(sampler)))
 
 
-def _file(path: Path) -> JournalFileBackend:
+def _open_journal(path: Path) -> JournalFileBackend:
     """Return Optuna's journal file, after removing what a killed driver may have left: a lock, and an incomplete last line.
 
     The file is created here, because Optuna would follow a symbolic link and let the umask decide who may write it.
     """
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
-    with appending(path) as file:
-        os.ftruncate(file.fileno(), sum(len(line) + 1 for line in lines_of(path)))
+    with open_append(path) as file:
+        os.ftruncate(file.fileno(), sum(len(line) + 1 for line in read_lines(path)))
     return JournalFileBackend(str(path.resolve()))
 
 
-def _database(url: str) -> Any:
-    with _quietly():
+def _open_database(url: str) -> Any:
+    with _silence_optuna():
         return optuna.storages.get_storage(url)
 
 
@@ -465,14 +467,14 @@ def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
     if there.params != here.params:
         return True
     ended = there.state.is_finished()
-    return ended and _ending(there) != _ending(here)
+    return ended and _final_state(there) != _final_state(here)
 
 
-def _ending(trial: FrozenTrial) -> tuple[Any, ...]:
+def _final_state(trial: FrozenTrial) -> tuple[Any, ...]:
     return trial.state, trial.values, trial.intermediate_values, trial.system_attrs.get(CONSTRAINTS)
 
 
-def _changed(number: int, parameters: Mapping[str, Any], why: str) -> str:
+def _format_change(number: int, parameters: Mapping[str, Any], why: str) -> str:
     return (
         f"the space has changed: trial {number} of this directory has {dict(parameters)}, but {why}. Choose "
         "another directory, or undo the change."
@@ -488,7 +490,7 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
             )
 
 
-def _points(space: Any) -> dict[Place, dict[str, Any]]:
+def _grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:
     """Return all points of a finite space, the last parameter changing fastest."""
     if callable(space):
         raise StudyError(
@@ -497,10 +499,10 @@ def _points(space: Any) -> dict[Place, dict[str, Any]]:
     _check_distributions(space)
     axes = {name: _values(name, distribution) for name, distribution in space.items()}
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    return {_place(point): point for point in points}
+    return {_grid_key(point): point for point in points}
 
 
-def _place(point: Mapping[str, Any]) -> Place:
+def _grid_key(point: Mapping[str, Any]) -> GridKey:
     """Return a key for a point of a grid; floats are rounded, so that 0.30000000000000004 equals 0.3."""
     rounded = {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in point.items()}
     return frozenset(rounded.items())
@@ -517,7 +519,7 @@ def _values(name: str, distribution: Any) -> list[Any]:
     return [min(low + number * step, high) for number in range(int(_count(distribution)))]
 
 
-def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
+def _neighbor(distribution: Any, value: Any, draw: random.Random) -> Any:
     """Return a neighbouring value of the distribution, or `value` itself if there is none."""
     if isinstance(distribution, CategoricalDistribution):
         place = distribution.choices.index(value)
@@ -557,7 +559,7 @@ def write_plots(study: optuna.Study, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_optuna() -> Iterator[None]:
     """Silence Optuna's log lines about new studies and trials."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -14,7 +14,7 @@ from argosy.tuning.objectives import Cost
 
 __all__ = ["Results", "Scheduler", "is_out", "sections_of"]
 
-OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
+OUT_REASON = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Matches the beginning of every reason that `Scheduler.out` returns."""
 NO_NUMBER = Cost((math.nan,))
 
@@ -73,7 +73,7 @@ class Scheduler(ABC):
         """For a population: by clone, the trial whose weights it takes, as of the end of the previous generation."""
         self.results: Results = Results()
 
-    def wanted(self, begun: int) -> int:
+    def wanted_trials(self, begun: int) -> int:
         """Return how many more trials should begin after `begun` of them; clones count as soon as they are decided."""
         return max(self.trials + len(self.sources) - begun, 0)
 
@@ -101,7 +101,7 @@ class Scheduler(ABC):
         """Return why a trial ends after using its budget; None while it trains or waits for others."""
 
     @abstractmethod
-    def foreseen(self, *, again: bool) -> int:
+    def expected_sections(self, *, again: bool) -> int:
         """Return the expected total of sections over all trials of the search, as far as it is known which ones continue.
 
         With `again`, a trial starts from scratch with each of its budgets.
@@ -114,7 +114,7 @@ class Scheduler(ABC):
 
 def is_out(reason: str) -> bool:
     """Return whether this reason comes from a scheduler, and not from the trial's own stopping rule."""
-    return OUT.match(reason) is not None
+    return OUT_REASON.match(reason) is not None
 
 
 def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:

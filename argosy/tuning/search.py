@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
-from argosy.described import described
+from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, shown
-from argosy.errors.spelling import known_keywords, meant
-from argosy.errors.traces import mistakes_in
+from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, describe_value
+from argosy.errors.spelling import did_you_mean, known_keywords
+from argosy.errors.traces import user_errors_in
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
@@ -43,7 +43,7 @@ class Store:
 
 
 @known_keywords("argosy.Search")
-@described
+@document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """The description of a search: the keywords of `argosy.tune` that decide its results, and the `search` in a file of ``argosy tune``."""
@@ -115,7 +115,7 @@ class Search:
             )
         if not isinstance(self.data, Data):
             raise StudyError(
-                f"data is {shown(self.data)}; it must be an argosy.Data, for example argosy.Data(arrays=(x, y))."
+                f"data is {describe_value(self.data)}; it must be an argosy.Data, for example argosy.Data(arrays=(x, y))."
             )
         check_choice("scheduler", self.scheduler, SCHEDULERS)
         if self.brackets is not None:
@@ -149,7 +149,7 @@ class Search:
             and all(isinstance(one, str) for one in self.objective)
         ):
             raise StudyError(
-                f"objective is {shown(self.objective)}; it must be the name of a metric, for example "
+                f"objective is {describe_value(self.objective)}; it must be the name of a metric, for example "
                 "'val_accuracy', or several with their modes, for example {'val_accuracy': 'max', 'seconds': "
                 "'min'}."
             )
@@ -180,14 +180,14 @@ class Search:
         _, *others = self.objectives.modes
         if unknown := [name for name in others if name not in known]:
             raise StudyError(
-                f"member {member.name!r} does not report the objective {unknown[0]!r}{meant(unknown[0], known)}; "
+                f"member {member.name!r} does not report the objective {unknown[0]!r}{did_you_mean(unknown[0], known)}; "
                 f"choose one of {', '.join(sorted(known))}, or add it to the member's metrics."
             )
 
     def _check_enqueued(self) -> None:
         if not isinstance(self.enqueue, Sequence) or not all(isinstance(one, Mapping) for one in self.enqueue):
             raise StudyError(
-                f"enqueue is {shown(self.enqueue)}; it must be a list of dictionaries of parameters, for example "
+                f"enqueue is {describe_value(self.enqueue)}; it must be a list of dictionaries of parameters, for example "
                 "[{'lr': 0.01}]."
             )
         if self.enqueue and self.scheduler == "grid":
@@ -196,7 +196,7 @@ class Search:
         unknown = [name for one in self.enqueue for name in one if space and name not in space]
         if unknown:
             raise StudyError(
-                f"enqueue has {unknown[0]!r}{meant(unknown[0], space)}, which is not in the space; choose one of "
+                f"enqueue has {unknown[0]!r}{did_you_mean(unknown[0], space)}, which is not in the space; choose one of "
                 f"{', '.join(space)}."
             )
 
@@ -243,7 +243,7 @@ class Search:
         """Call `build` with a trial's parameters, for a budget of `sections`."""
         whole, part = divmod(sections, self.validations_per_epoch)
         epochs = sections / self.validations_per_epoch if part else whole
-        with mistakes_in(f"build({parameters})", FIX):
+        with user_errors_in(f"build({parameters})", FIX):
             return self.build(parameters, **({"epochs": epochs} if _takes_epochs(self.build) else {}))
 
     def trials(self, points: int | None) -> int:

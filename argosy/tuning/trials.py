@@ -13,16 +13,16 @@ from typing import Any
 
 from argosy.errors.spelling import known_names
 from argosy.protocol.events import Proposed
-from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.results.intervals import Interval
 from argosy.results.repetitions import Leader
-from argosy.stopping import better, sections_in
-from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
+from argosy.stopping import is_better, sections_in
+from argosy.tuning.objectives import TOTALS, Objectives, pareto_levels, reached_metrics
 from argosy.tuning.scheduler import is_out
 
 __all__ = ["PRUNED", "WORTHLESS", "TrialResult", "TrialsSoFar", "leader_of", "statuses"]
 
-WORTHLESS = ("stopped", *WRONG)
+WORTHLESS = ("stopped", *FAILED_STATUSES)
 """Statuses of trials that do not count."""
 PRUNED = "pruned"
 """Status of a trial that the scheduler has stopped early; its members are done."""
@@ -61,22 +61,22 @@ class TrialResult:
             reason=member.reason,
             epochs=member.epochs,
             metrics=dict(best.metrics) if best else {},
-            totals=_totals(reached([(until, member.parameters)])) if best else {},
+            totals=_totals(reached_metrics([(until, member.parameters)])) if best else {},
             best_epochs=best.epochs if best else None,
         )
 
     @classmethod
     def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
         """Return the trial that is the mean of several members."""
-        wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
+        wrong = next((one for one in members if one.status in FINAL_STATUSES and one.status != "done"), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
         by_all = [*zip(*(one.sections for one in members), strict=False)]
         values = [sum(each.metrics[objectives.first] for each in ended) / len(members) for ended in by_all]
         best = None
         for number, value in enumerate(() if wrong else values):
-            if best is None or better(value, values[best], objectives.mode):
+            if best is None or is_better(value, values[best], objectives.mode):
                 best = number
-        found = {} if best is None else reached((one.sections[: best + 1], one.parameters) for one in members)
+        found = {} if best is None else reached_metrics((one.sections[: best + 1], one.parameters) for one in members)
         return cls(
             name=name,
             members=tuple(one.name for one in members),
@@ -142,7 +142,7 @@ class TrialsSoFar:
 
         said = state.constrained
         rows = [replace(row, status=status(row), constraints=said.get(row.name, ())) for row in rows]
-        found, pareto = _ordered(rows, proposed, ends, objectives)
+        found, pareto = _order_rows(rows, proposed, ends, objectives)
         return cls(rows=found, pareto=pareto, proposed=proposed, terms=terms, per_epoch=per_epoch)
 
     @property
@@ -174,7 +174,7 @@ def statuses(rows: Iterable[TrialResult], trials: Mapping[str, int]) -> list[str
     return [row.status for row in rows if row.name in last]
 
 
-def _ordered(
+def _order_rows(
     rows: Sequence[TrialResult], trials: Mapping[str, Proposed], ends: "Ends", objectives: Objectives
 ) -> tuple[tuple[TrialResult, ...], tuple[TrialResult, ...]]:
     """Return the rows, best first and ties by number, and the rows of the Pareto set."""
@@ -188,14 +188,14 @@ def _ordered(
     places: dict[str, tuple[Any, ...]] = {}
     for one in {*kinds.values()}:
         alike = [name for name, its in kinds.items() if its == one]
-        for name, level in zip(alike, levels([costs[name] for name in alike]), strict=True):
+        for name, level in zip(alike, pareto_levels([costs[name] for name in alike]), strict=True):
             event, value = trials.get(name), costs[name].values[0]
             number = math.inf if event is None else event.trial
             places[name] = (one, level, math.inf if math.isnan(value) else value, number)
     found = sorted(rows, key=lambda row: places[row.name])
     compared = [row for row in found if row.name in trials and not any(kinds[row.name][:3])]
     compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
-    level_of = levels([costs[row.name] for row in compared])
+    level_of = pareto_levels([costs[row.name] for row in compared])
     return tuple(found), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
 
 

@@ -11,7 +11,7 @@ from argosy.tuning.hyperband import Brackets, Hyperband
 from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search
 
-__all__ = ["groups", "part", "waves", "why_nothing_is_learnt"]
+__all__ = ["groups", "default_wave_size", "waves", "explain_no_learning"]
 
 PARTS = 5
 """Number of waves of a search without brackets whose sampler learns: the number of Hyperband's brackets from 1 to 81 epochs."""
@@ -33,12 +33,12 @@ def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
     return tuple(found)
 
 
-def part(trials: int) -> int:
+def default_wave_size(trials: int) -> int:
     """Return the default number of trials in a wave, given the number of trials of the search."""
     return math.ceil(trials / PARTS)
 
 
-def why_nothing_is_learnt(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
+def explain_no_learning(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
     """Return why a sampler that could learn, after `startup` random trials, does not, and what to change; None if it does."""
     more = f"increase n_trials above {waves[-1].stop}"
     if search.scheduler == "grid":

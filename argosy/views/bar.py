@@ -13,7 +13,7 @@ from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
-from argosy.views.drawing import in_a_line
+from argosy.views.drawing import format_screen_line
 from argosy.views.output import as_text, console
 from argosy.views.screen import Screen
 from argosy.views.terminal import Terminal
@@ -36,7 +36,7 @@ def progress_bar() -> View:
 
 def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
     """Draw the screen in one line."""
-    text = as_text(in_a_line(screen))
+    text = as_text(format_screen_line(screen))
     text.no_wrap = True
     text.truncate(max(width - BAR_COLUMNS - 2, 1), overflow="ellipsis")
     line = Table.grid(padding=(0, 1))
@@ -59,7 +59,7 @@ class Notebook(Watching):
 
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and keep its notices."""
-        self._told += [text for text, _ in self.noticed(worker, message)]
+        self._told += [text for text, _ in self.take_notices(worker, message)]
 
     def tick(self, phase: Phase) -> None:
         """Update the output."""
@@ -72,7 +72,7 @@ class Notebook(Watching):
     def _show(self, screen: Screen) -> None:
         told = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)
         bar = f'<progress max="1" value="{min(screen.share, 1.0):.4f}"></progress>'
-        self._update(f"{told}{bar} {as_html(in_a_line(screen))}")
+        self._update(f"{told}{bar} {as_html(format_screen_line(screen))}")
 
 
 def _in_notebook() -> bool:

@@ -8,12 +8,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.errors.wording import lasting, shortened, text_table
-from argosy.results.fold import OVER
+from argosy.errors.wording import format_duration, shorten_names, text_table
+from argosy.results.fold import FINAL_STATUSES
 from argosy.views.output import as_text
-from argosy.views.screen import DeviceRow, Row, Screen, Searching
+from argosy.views.screen import DeviceRow, Row, Screen, SearchProgress
 
-__all__ = ["draw", "in_a_line"]
+__all__ = ["draw", "format_screen_line"]
 
 LINES_EACH = 12
 """Lines of a terminal for each line of devices and each line of what went wrong."""
@@ -26,14 +26,14 @@ QUIET = ("done", "pruned", "stopped", "waiting", "resting")
 STYLES = {"failed": "red", "diverged": "red", **dict.fromkeys(QUIET, "dim")}
 
 
-def in_a_line(screen: Screen) -> str:
+def format_screen_line(screen: Screen) -> str:
     """Return the screen as one line of text."""
     if not screen.epochs:
-        return f"{screen.phase[0].upper()}{screen.phase[1:]}, {lasting(screen.seconds)} so far."
-    left = f", {_left(screen)}" if _left(screen) else ""
+        return f"{screen.phase[0].upper()}{screen.phase[1:]}, {format_duration(screen.seconds)} so far."
+    left = f", {_format_time_left(screen)}" if _format_time_left(screen) else ""
     best = "" if screen.best is None else f"; best {screen.objective} {screen.best.told} ({screen.best.name})"
     slow = f"; bottleneck: {screen.bottleneck.stage}" if screen.bottleneck is not None else ""
-    return f"{screen.share:.0%} of all epochs ({_epochs(screen)}){left}; {_counts(screen)}{best}{slow}"
+    return f"{screen.share:.0%} of all epochs ({_format_epochs(screen)}){left}; {_counts(screen)}{best}{slow}"
 
 
 def draw(screen: Screen, width: int, height: int) -> RenderableType:
@@ -63,9 +63,9 @@ def _lines(lines: Sequence[tuple[str, str]], width: int) -> list[Text]:
 
 
 def _title(screen: Screen) -> tuple[str, str]:
-    left = f" · {_left(screen)}" if _left(screen) else ""
-    share = f"{screen.share:.0%}, {_epochs(screen)} epochs · " if screen.epochs else ""
-    return f"{share}{screen.phase}, {lasting(screen.seconds)}{left} · {screen.directory.name}", "bold"
+    left = f" · {_format_time_left(screen)}" if _format_time_left(screen) else ""
+    share = f"{screen.share:.0%}, {_format_epochs(screen)} epochs · " if screen.epochs else ""
+    return f"{share}{screen.phase}, {format_duration(screen.seconds)}{left} · {screen.directory.name}", "bold"
 
 
 def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
@@ -97,18 +97,18 @@ def _attention(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
     return [*lines, (f"and {more} more went wrong", "red")] if more else lines
 
 
-def _left(screen: Screen) -> str:
+def _format_time_left(screen: Screen) -> str:
     if screen.seconds_left is None:
         return ""
     about = "about " if screen.seconds_left >= 1 else ""
-    return f"{about}{lasting(screen.seconds_left)} left"
+    return f"{about}{format_duration(screen.seconds_left)} left"
 
 
-def _epochs(screen: Screen) -> str:
+def _format_epochs(screen: Screen) -> str:
     return f"{screen.epochs:,.0f} of {screen.epochs + screen.to_come:,.0f}"
 
 
-def _found(screen: Screen, search: Searching) -> list[tuple[str, str]]:
+def _found(screen: Screen, search: SearchProgress) -> list[tuple[str, str]]:
     lines = []
     if screen.best is not None:
         lines.append((f"Best {screen.objective} {screen.best.told}: {screen.best.name}, {search.best}", "bold"))
@@ -117,16 +117,18 @@ def _found(screen: Screen, search: Searching) -> list[tuple[str, str]]:
 
 
 def _counts(screen: Screen) -> str:
-    order = ("training", "waiting", "resting", "paused", "done", "pruned", *OVER)
+    order = ("training", "waiting", "resting", "paused", "done", "pruned", *FINAL_STATUSES)
     counts = [f"{screen.counts[status]} {status}" for status in dict.fromkeys(order) if screen.counts.get(status)]
-    return f"{_members(len(screen.rows)) if screen.search is None else _trials(screen.search)}: {', '.join(counts)}"
+    return (
+        f"{_format_members(len(screen.rows)) if screen.search is None else _trials(screen.search)}: {', '.join(counts)}"
+    )
 
 
-def _trials(search: Searching) -> str:
+def _trials(search: SearchProgress) -> str:
     return f"{search.begun}{'' if search.of is None else f' of {search.of}'} trials"
 
 
-def _members(count: int) -> str:
+def _format_members(count: int) -> str:
     return f"{count} member{'s' * (count != 1)}"
 
 
@@ -134,7 +136,7 @@ def _device_line(row: DeviceRow) -> str:
     flotilla = "" if row.flotilla is None else f" in flotilla {row.flotilla}"
     rate = f", {row.samples_per_second:,.0f} samples/s in all" if row.samples_per_second else ""
     waits = f", waits for data {row.waiting:.0%} of its time" if row.waiting >= 0.005 else ""
-    return f"{row.device}: {_members(row.members)}{flotilla}{rate}{waits}"
+    return f"{row.device}: {_format_members(row.members)}{flotilla}{rate}{waits}"
 
 
 def _fleet(devices: Sequence[DeviceRow]) -> str:
@@ -155,10 +157,10 @@ def _table(screen: Screen, shown: Sequence[Row], width: int) -> list[tuple[str, 
     parameters = dict.fromkeys(name for row in shown for name in row.parameters)
     rows = [
         [
-            *(labels[row.name], _number(row.metrics.get(screen.objective))),
-            *(_trained(row), *(_number(row.metrics.get(name)) for name in asked)),
+            *(labels[row.name], _format_number(row.metrics.get(screen.objective))),
+            *(_format_progress(row), *(_format_number(row.metrics.get(name)) for name in asked)),
             *(row.status, *(row.parameters.get(name, "") for name in parameters)),
-            *(_number(row.loss), *(_number(row.metrics.get(name)) for name in others)),
+            *(_format_number(row.loss), *(_format_number(row.metrics.get(name)) for name in others)),
         ]
         for row in shown
     ]
@@ -175,13 +177,13 @@ def _labels(rows: Sequence[Row], width: int) -> dict[str, str]:
     names = [row.name for row in rows]
     if max(map(len, names), default=0) > width and len(differs) == len(rows) and max(map(len, differs)) <= width:
         return {row.name: row.differs for row in rows}
-    return shortened(names, width) if max(map(len, names), default=0) > width else {name: name for name in names}
+    return shorten_names(names, width) if max(map(len, names), default=0) > width else {name: name for name in names}
 
 
-def _trained(row: Row) -> str:
+def _format_progress(row: Row) -> str:
     epochs = f"{row.epochs:.1f}".removesuffix(".0")
     return epochs if row.of is None else f"{epochs}/{row.of:g}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"

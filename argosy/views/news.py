@@ -14,7 +14,7 @@ from argosy.protocol.events import (
     SectionEnded,
     WorkerLost,
 )
-from argosy.protocol.feeder import Flowing
+from argosy.protocol.feeder import FeederProgress
 from argosy.protocol.trainer import Progress
 
 __all__ = ["News"]
@@ -55,7 +55,7 @@ class News:
             self.losses |= message.losses
             self._samples |= message.samples
             self._take_rates(message, now)
-        elif isinstance(message, Flowing):
+        elif isinstance(message, FeederProgress):
             self.gauges[worker] = message.gauge
         elif isinstance(message, WorkerLost):
             self.lost.append((now, message.worker, message.detail))
@@ -77,7 +77,7 @@ class News:
         left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]
         self.flotillas = [*left, *plan.flotillas]
 
-    def begun(self, member: str) -> int:
+    def samples_begun(self, member: str) -> int:
         """Return the samples of the current section that the member has trained on here, up to its last report."""
         return max(self._samples.get(member, 0) - self._behind.get(member, 0), 0)
 

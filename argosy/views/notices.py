@@ -9,11 +9,11 @@ from typing import Any
 from argosy.errors.wording import last_line
 from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import FellBack
-from argosy.results.fold import WRONG
+from argosy.results.fold import FAILED_STATUSES
 
-__all__ = ["Notices", "lost"]
+__all__ = ["Notices", "format_lost_worker"]
 
-MOST_TOLD = 3
+MOST_NOTICES = 3
 """Notices of a kind; the screen, the lines and the report count the rest."""
 LAST_LINES = 4
 """Lines of a failed member's traceback."""
@@ -29,10 +29,10 @@ class Notices:
 
     def of(self, message: Any, directory: Path) -> list[tuple[str, str]]:
         """Return (text, style) of the notices for a message."""
-        if isinstance(message, MemberEnded) and message.status in WRONG:
+        if isinstance(message, MemberEnded) and message.status in FAILED_STATUSES:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
-            return self._first("lost", lost(message.worker, message.detail), "yellow")
+            return self._first("lost", format_lost_worker(message.worker, message.detail), "yellow")
         if isinstance(message, Skipped):
             where = f"sample {message.index} ({message.split}) is left out"
             return self._first("skipped", f"{where}: {last_line(message.error)}", "yellow")
@@ -50,10 +50,10 @@ class Notices:
 
     def _first(self, kind: str, text: str, style: str) -> list[tuple[str, str]]:
         self._told[kind] = self._told.get(kind, 0) + 1
-        return [(text, style)] if self._told[kind] <= MOST_TOLD else []
+        return [(text, style)] if self._told[kind] <= MOST_NOTICES else []
 
 
-def lost(worker: str, detail: str) -> str:
+def format_lost_worker(worker: str, detail: str) -> str:
     """Return the consequence of a lost worker: a trainer has members, a feeder has none."""
     feeds = worker.rpartition("/")[2].startswith("feeder")
     return f"{worker} is lost: {detail}" + ("" if feeds else "; its members continue from their checkpoints")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from argosy.disk.json_values import finite
+from argosy.disk.json_values import without_infinities
 from argosy.errors import PlanError
 from argosy.errors.system import disk_refused
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,12 +27,12 @@ __all__ = [
     "Json",
     "as_text",
     "console",
-    "open_what_is_closed",
-    "shortened",
-    "show",
-    "stdout_of_json",
-    "to_be_written",
-    "write",
+    "open_missing_streams",
+    "shorten_lists",
+    "print_table",
+    "reserve_stdout",
+    "output_path",
+    "print_output",
 ]
 
 SCHEMA = 1
@@ -44,7 +44,7 @@ SHORTEST = 2
 
 
 @functools.cache
-def stdout_of_json() -> TextIO:
+def reserve_stdout() -> TextIO:
     """Return the standard output; from here on, prints of study files and their programs go to the standard error."""
     sys.stdout.flush()
     alone = os.fdopen(os.dup(1), "w")
@@ -52,15 +52,15 @@ def stdout_of_json() -> TextIO:
     return alone
 
 
-def _for_json(wanted: bool) -> bool:
+def _reserve_if_json(wanted: bool) -> bool:
     if wanted:
-        stdout_of_json()
+        reserve_stdout()
     return wanted
 
 
 Json = Annotated[
     bool,
-    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table (argosy schema)."),
+    typer.Option("--json", callback=_reserve_if_json, help="Print one JSON object instead of a table (argosy schema)."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every row; without it as many as fit into 2,000 tokens.")]
 
@@ -76,34 +76,34 @@ def as_text(value: object, style: str = "") -> "Text":
     """Return the text as it is, for a table or a screen: without markup, and nothing that moves the cursor."""
     from rich.text import Text
 
-    return Text(visible(str(value)), style)
+    return Text(escape_unprintable(str(value)), style)
 
 
-def show(table: "RenderableType") -> None:
+def print_table(table: "RenderableType") -> None:
     """Print a table, as wide as its destination."""
     # Files and pipes have no width.
     terminal = sys.stdout.isatty()
     page = io.StringIO()
     console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table)
-    _put(page.getvalue().rstrip("\n"), sys.stdout)
+    _write_text(page.getvalue().rstrip("\n"), sys.stdout)
 
 
-def write(value: str | dict[str, Any], *, every: bool = False, table: str = "") -> None:
+def print_output(value: str | dict[str, Any], *, every: bool = False, table: str = "") -> None:
     """Print text, or a value as JSON, with `every` row of its lists; a closed output is ignored, since the command's work is done.
 
     Raises DiskError where a disk has no room for it. Where it is a table with its rows under this key, whole rows alone are left out.
     """
     if isinstance(value, str):
-        _put(visible(value), sys.stdout)
+        _write_text(escape_unprintable(value), sys.stdout)
     else:
-        told = finite({"schema": SCHEMA, **value})
-        _put(_json(told if every else shortened(told, only=table)), stdout_of_json())
+        told = without_infinities({"schema": SCHEMA, **value})
+        _write_text(_json(told if every else shorten_lists(told, only=table)), reserve_stdout())
 
 
-def shortened(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:
+def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:
     """Return the value with its longest lists, or the `only` one, cut at their ends until its JSON fits; ``left_out`` says how many entries went.
 
-    >>> shortened({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
+    >>> shorten_lists({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
     {'rows': ['a', 'b'], 'pair': [1, 2], 'left_out': {'rows': 2}}
     """
     if len(_json(value)) <= most:
@@ -135,7 +135,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _put(text: str, stdout: TextIO) -> None:
+def _write_text(text: str, stdout: TextIO) -> None:
     encoding = stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stdout, flush=True)
@@ -145,7 +145,7 @@ def _put(text: str, stdout: TextIO) -> None:
             raise disk_refused(error, "the command's output cannot be written in full") from error
 
 
-def to_be_written(path: Path) -> Path:
+def output_path(path: Path) -> Path:
     """Return the absolute path, checked early: writing follows after minutes, and study files may change the folder."""
     path = path.absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -153,7 +153,7 @@ def to_be_written(path: Path) -> Path:
     return path
 
 
-def open_what_is_closed() -> None:
+def open_missing_streams() -> None:
     """Open missing standard streams on /dev/null, so that no file opened later gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -10,7 +10,7 @@ from argosy.tuning.hyperband import rungs as rungs_of
 from argosy.tuning.search import RUNGS
 from argosy.tuning.trials import TrialResult, TrialsSoFar
 
-__all__ = ["FilledBracket", "Rung", "filled", "rungs_of_all"]
+__all__ = ["FilledBracket", "Rung", "fill_brackets", "rungs_of_all"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class FilledBracket:
     rungs: tuple[Rung, ...]
 
 
-def filled(
+def fill_brackets(
     terms: Mapping[str, Any], per_epoch: int, rows: Iterable[TrialResult], numbers: Mapping[str, int]
 ) -> list[FilledBracket]:
     """Return the brackets of a search under these terms; `numbers` are those of the trials by the name of a row.
@@ -74,7 +74,7 @@ def rungs_of_all(trials: TrialsSoFar) -> tuple[Rung, ...]:
     """Return the rungs of all brackets together, one for those of equal epochs; none where the scheduler has no rungs."""
     if trials.terms["scheduler"] not in RUNGS:
         return ()
-    brackets = filled(trials.terms, trials.per_epoch, trials.rows, trials.numbers)
+    brackets = fill_brackets(trials.terms, trials.per_epoch, trials.rows, trials.numbers)
     alike: dict[float, list[Rung]] = {}
     for rung in sorted((rung for one in brackets for rung in one.rungs), key=lambda rung: rung.epochs):
         alike.setdefault(rung.epochs, []).append(rung)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.errors.wording import cause, differing, spelled
+from argosy.errors.wording import cause_of, differing_parameters, format_parameters
 from argosy.protocol.events import Split
 from argosy.results.diagnosis import Diagnosis, diagnose
-from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.results.legs import waiting_share
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
@@ -18,10 +18,10 @@ from argosy.stopping import mode_of
 from argosy.study import Study
 from argosy.tuning.trials import TrialResult, TrialsSoFar, leader_of, statuses
 from argosy.views.news import News
-from argosy.views.notices import lost
+from argosy.views.notices import format_lost_worker
 from argosy.views.rungs import Rung, rungs_of_all
 
-__all__ = ["DeviceRow", "Question", "Row", "Screen", "Searching", "screen_of"]
+__all__ = ["DeviceRow", "ScreenContext", "Row", "Screen", "SearchProgress", "screen_of"]
 
 LATELY_SECONDS = 300.0
 """Seconds for which the loss of a worker is shown."""
@@ -30,7 +30,7 @@ SECTIONS_COUNTED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class ScreenContext:
     """What a screen is made for, apart from what happens."""
 
     study: Study
@@ -80,7 +80,7 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Searching:
+class SearchProgress:
     """How far a search is."""
 
     begun: int
@@ -106,7 +106,7 @@ class Screen:
     seconds_left: float | None
     counts: Mapping[str, int]
     """Members, or trials of a search, by status."""
-    search: Searching | None
+    search: SearchProgress | None
     """None of a run that is no search."""
     bottleneck: Diagnosis | None
     """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
@@ -128,15 +128,15 @@ class Screen:
         return max(self.epochs / max(self.epochs + self.to_come, 1e-9), self.shown)
 
 
-def screen_of(question: Question, state: RunState, news: News, *, phase: str, now: float) -> Screen:
+def screen_of(question: ScreenContext, state: RunState, news: News, *, phase: str, now: float) -> Screen:
     """Return the screen at time `now`."""
     study, states = question.study, {name: state.members.get(name, MemberState(name)) for name in question.study.names}
-    begun = {name: _begun(member, state, news) for name, member in states.items()}
+    begun = {name: _begun_part(member, state, news) for name, member in states.items()}
     left = _epochs_left(study, states, begun, rules_alone=question.expected is None and study.ensemble is None)
     to_come = question.expected() if question.expected is not None else sum(left.values())
     epochs = sum(member.own_epochs + begun[name] for name, member in states.items())
     seconds, limit = now - question.began, diagnose(news.gauges.items())
-    left_seconds = _by_plan(state, news, left, to_come)
+    left_seconds = _seconds_by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
     trials = TrialsSoFar.of(state, states) if state.searches else None
@@ -150,7 +150,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         counts=Counter(
             (member.status for member in states.values()) if trials is None else statuses(trials.rows, trials.numbers)
         ),
-        search=None if trials is None else _searching(trials),
+        search=None if trials is None else _search_progress(trials),
         bottleneck=limit if limit is not None and limit.stage != "training" else None,
         devices=_device_rows(states, news),
         attention=_attention(states, news, now),
@@ -161,13 +161,13 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     )
 
 
-def _begun(member: MemberState, state: RunState, news: News) -> float:
+def _begun_part(member: MemberState, state: RunState, news: News) -> float:
     """Return the part of an epoch that a member has trained of its current section."""
     if member.status != "training" or state.started is None:
         return 0.0
     sections = state.started.validations_per_epoch
     whole = member.sections[-1].samples if member.sections else state.started.lengths["train"] / sections
-    return min(news.begun(member.name) / max(whole, 1), 1.0) / sections
+    return min(news.samples_begun(member.name) / max(whole, 1), 1.0) / sections
 
 
 def _epochs_left(
@@ -182,7 +182,7 @@ def _epochs_left(
         goes_on = (
             rules_alone and state.status == "done" and study.stop_of(study.member(name)).reason(state.history) is None
         )
-        if goes_on or state.status not in OVER:
+        if goes_on or state.status not in FINAL_STATUSES:
             # Without a bound, the longest of the others counts, or twice what the member has done.
             bound = bounds[name]
             whole = max(longest, 2 * state.epochs) if bound is None else bound
@@ -190,7 +190,7 @@ def _epochs_left(
     return left
 
 
-def _by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
+def _seconds_by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
     """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan."""
     if state.started is None:
         return None
@@ -232,30 +232,34 @@ def _device_rows(states: Mapping[str, MemberState], news: News) -> tuple[DeviceR
 
 def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tuple[str, ...]:
     wrong = [
-        (news.changed.get(name, -math.inf), f"{name} {state.status}: {cause(state.reason)}")
+        (news.changed.get(name, -math.inf), f"{name} {state.status}: {cause_of(state.reason)}")
         for name, state in states.items()
-        if state.status in WRONG
+        if state.status in FAILED_STATUSES
     ]
-    gone = [(when, lost(worker, detail)) for when, worker, detail in news.lost if now - when < LATELY_SECONDS]
+    gone = [
+        (when, format_lost_worker(worker, detail)) for when, worker, detail in news.lost if now - when < LATELY_SECONDS
+    ]
     return tuple(text for _, text in sorted([*wrong, *gone], key=lambda item: item[0], reverse=True))
 
 
 def _rows(
-    question: Question, states: Mapping[str, MemberState], news: News, begun: Mapping[str, float]
+    question: ScreenContext, states: Mapping[str, MemberState], news: News, begun: Mapping[str, float]
 ) -> tuple[Row, ...]:
-    study, names = question.study, differing(question.parameters)
+    study, names = question.study, differing_parameters(question.parameters)
     mode = mode_of(study.objective, study.mode)
 
     def place(state: MemberState) -> tuple[tuple[int, float], int]:
         value = None if state.best is None else state.best.metrics.get(study.objective, math.nan)
-        return rank(value, mode, failed=state.status in WRONG), {"training": 0, "resting": 1, "waiting": 2}.get(
-            state.status, 3
-        )
+        return rank(value, mode, failed=state.status in FAILED_STATUSES), {
+            "training": 0,
+            "resting": 1,
+            "waiting": 2,
+        }.get(state.status, 3)
 
     return tuple(
         Row(
             name=state.name,
-            differs=spelled(question.parameters[state.name], names),
+            differs=format_parameters(question.parameters[state.name], names),
             parameters={},
             status=state.status,
             epochs=state.epochs + begun[state.name],
@@ -269,7 +273,7 @@ def _rows(
 
 def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mapping[str, float]) -> tuple[Row, ...]:
     found = trials.parameters
-    names = differing(found)
+    names = differing_parameters(found)
 
     def row(of: TrialResult) -> Row:
         losses = [news.losses[name] for name in of.members if name in news.losses]
@@ -288,13 +292,13 @@ def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mappin
     return tuple(map(row, trials.rows))
 
 
-def _searching(trials: TrialsSoFar) -> Searching:
+def _search_progress(trials: TrialsSoFar) -> SearchProgress:
     found = trials.parameters
-    return Searching(
+    return SearchProgress(
         begun=len({*trials.numbers.values()}),
         # A population begins clones as long as it lasts.
         of=None if trials.terms["scheduler"] == "pbt" else trials.terms["n_trials"],
-        best="" if trials.best is None else spelled(found[trials.best.name], differing(found)),
+        best="" if trials.best is None else format_parameters(found[trials.best.name], differing_parameters(found)),
         rungs=rungs_of_all(trials),
     )
 
@@ -313,5 +317,5 @@ def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
 
 def _reached(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
     """Return the objectives of members in their best sections."""
-    found = {name: state.best for name, state in states.items() if state.status not in WRONG}
+    found = {name: state.best for name, state in states.items() if state.status not in FAILED_STATUSES}
     return {name: best.metrics.get(study.objective, math.nan) for name, best in found.items() if best is not None}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Column, Table
 
-from argosy.errors.wording import last_line, sized, told
+from argosy.errors.wording import format_bytes, format_value, last_line
 from argosy.protocol.packs import Packed
 from argosy.results.legs import LegResult
 from argosy.results.report import Report
@@ -24,7 +24,7 @@ def search_table(report: SearchReport) -> Group:
     found = report.ending()
     table = _table(*found.columns, "reason")
     for cells, row in zip(found.rows, report.rows, strict=True):
-        table.add_row(*(as_text(told(cell)) for cell in (*cells, last_line(row.reason))))
+        table.add_row(*(as_text(format_value(cell)) for cell in (*cells, last_line(row.reason))))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
@@ -56,7 +56,7 @@ def _pack_words(pack: Packed) -> str:
         how += f", {pack.kind},"
     measured = _pack_measured(pack)
     need = dict(pack.step_bytes).get(pack.size)
-    memory = "" if need is None else f"; a step takes {sized(need * pack.size)}"
+    memory = "" if need is None else f"; a step takes {format_bytes(need * pack.size)}"
     reason = f"; {pack.reason}" if pack.reason else ""
     reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
     return (

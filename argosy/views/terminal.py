@@ -10,7 +10,7 @@ from rich.live import Live
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
-from argosy.views.drawing import draw, in_a_line
+from argosy.views.drawing import draw, format_screen_line
 from argosy.views.output import as_text
 from argosy.views.screen import Screen
 from argosy.views.watch import Watching
@@ -42,13 +42,13 @@ class Terminal(Watching):
         """Start to watch, and take over the terminal if it can be redrawn."""
         self.watch(job, state)
         self._last_line = time.monotonic()
-        if _draws_anew(self.console):
+        if _can_redraw(self.console):
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and print its notices."""
-        for text, style in self.noticed(worker, message):
+        for text, style in self.take_notices(worker, message):
             self._print(text, style)
 
     def tick(self, phase: Phase) -> None:
@@ -57,7 +57,7 @@ class Terminal(Watching):
             self.refresh(phase, self._draw)
         elif self._line_due(phase):
             self._lines, self._last_line, self._phase = self._lines + 1, time.monotonic(), phase
-            self._print(in_a_line(self.screen(phase)))
+            self._print(format_screen_line(self.screen(phase)))
 
     def end(self) -> None:
         """Release the terminal."""
@@ -77,6 +77,6 @@ class Terminal(Watching):
         self.console.print(as_text(text, style), soft_wrap=True)
 
 
-def _draws_anew(console: Console) -> bool:
+def _can_redraw(console: Console) -> bool:
     """Whether the cursor can go back: FORCE_COLOR makes a terminal of any file, and some terminals are dumb."""
     return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import appending, lines_of, make_folder, replacing
-from argosy.errors.wording import visible
+from argosy.disk.files import make_folder, open_append, read_lines, replacing
+from argosy.errors.wording import escape_unprintable
 from argosy.protocol.events import MemberEnded, MemberStarted, SectionEnded
-from argosy.results.fold import OVER, MemberState, RunState
+from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
@@ -33,7 +33,7 @@ from argosy.tracking import Tracker
 
 __all__ = ["TrackerFeed", "Tracked"]
 
-ROOM = 10_000
+QUEUE_SIZE = 10_000
 """Most calls that wait for a tracker, besides those left by an earlier driver."""
 PATIENCE = 0.02
 """Share of the run's time that trackers have at its end, and each of them for one call."""
@@ -71,28 +71,28 @@ class TrackerFeed:
 
     def start(self, job: Job, state: RunState) -> None:
         """Start the thread, beginning with what the tracker has missed of the run so far."""
-        self._calls.put(("open", (job.directory, visible(job.directory.name, lines=False))))
+        self._calls.put(("open", (job.directory, escape_unprintable(job.directory.name, lines=False))))
         make_folder(self._told.parent)
         self._run_anew = self._run_begun_anew(job.directory)
         self._anew = {
             member.name: f"~{member.aside.rpartition('-')[2]}" for member in state.members.values() if member.aside
         }
-        told = self._told_before()
+        told = self._logged_before()
         for member in state.members.values():
-            known_as = self._known_as(member.name)
+            known_as = self._tracker_name_of(member.name)
             missed = [row for row in member.own_sections if row.epochs > told.get(known_as, 0.0)]
-            if missed or (member.status in OVER and known_as not in told):
-                for method, (name, *arguments) in _again(member, missed, job.study):
-                    self._calls.put((method, (self._known_as(name), *arguments)))
+            if missed or (member.status in FINAL_STATUSES and known_as not in told):
+                for method, (name, *arguments) in _missed_calls(member, missed, job.study):
+                    self._calls.put((method, (self._tracker_name_of(name), *arguments)))
         self._thread.start()
 
     def tell(self, method: str, member: str, *arguments: Any) -> None:
         """Queue a call, unless the queue has ever been full."""
-        self._full = self._full or self._calls.qsize() >= ROOM
+        self._full = self._full or self._calls.qsize() >= QUEUE_SIZE
         if not self._full:
-            self._calls.put((method, (self._known_as(member), *arguments)))
+            self._calls.put((method, (self._tracker_name_of(member), *arguments)))
 
-    def _known_as(self, member: str) -> str:
+    def _tracker_name_of(self, member: str) -> str:
         """Return the name by which the tracker knows a member; no member has such a name where it has begun anew."""
         return f"{member}{self._run_anew}{self._anew.get(member, '')}"
 
@@ -102,9 +102,9 @@ class TrackerFeed:
             earlier = any(directory.parent.glob(f"{glob.escape(directory.name)}.old-*"))
             if not earlier:
                 return ""
-            with appending(self._told) as file:
+            with open_append(self._told) as file:
                 file.write(f"~{time.strftime('%Y-%m-%dT%H.%M.%S')}\n".encode())
-        first = next(iter(lines_of(self._told)), b"").decode(errors="replace")
+        first = next(iter(read_lines(self._told)), b"").decode(errors="replace")
         return first if first.startswith("~") else ""
 
     def end(self, deadline: float, call_seconds: float) -> str:
@@ -133,7 +133,7 @@ class TrackerFeed:
                 self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
-                elif method == "end" and arguments[1] in OVER:
+                elif method == "end" and arguments[1] in FINAL_STATUSES:
                     self._note(arguments[0], 0.0)
             except (Exception, SystemExit) as error:  # boundary: libraries, and the user's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -141,11 +141,13 @@ class TrackerFeed:
                     log.write(traceback.format_exc().encode(errors="backslashreplace"))
 
     def _note(self, member: str, epochs: float) -> None:
-        with appending(self._told) as file:
+        with open_append(self._told) as file:
             file.write(f"{member} {epochs!r}\n".encode())
 
-    def _told_before(self) -> dict[str, float]:
-        text = "\n".join(line.decode(errors="replace") for line in lines_of(self._told)) if self._told.exists() else ""
+    def _logged_before(self) -> dict[str, float]:
+        text = (
+            "\n".join(line.decode(errors="replace") for line in read_lines(self._told)) if self._told.exists() else ""
+        )
         told: dict[str, float] = {}
         for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text):
             told[member] = max(float(epochs), told.get(member, 0.0))
@@ -189,7 +191,7 @@ class Tracked:
             self._trains = True
             self._tell("begin", message.member, _parameters(self._asked, message.member))
         elif isinstance(message, SectionEnded):
-            self._tell("log", *_figures(message))
+            self._tell("log", *_log_arguments(message))
         elif isinstance(message, MemberEnded) and message.member in self._begun:
             self._begun.discard(message.member)
             self._tell("end", message.member, message.status)
@@ -212,30 +214,33 @@ class Tracked:
             deadline, call_seconds = math.inf, IDLE_CALL_PATIENCE
         for feed in self._feeds:
             if missed := feed.end(deadline, call_seconds):
-                print(f"{visible(missed)}; run the same command again to send it what it has missed.", file=sys.stderr)
+                print(
+                    f"{escape_unprintable(missed)}; run the same command again to send it what it has missed.",
+                    file=sys.stderr,
+                )
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for feed in self._feeds:
             feed.tell(method, *arguments)
 
 
-def _figures(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
+def _log_arguments(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
     """Return the arguments of `Tracker.log` for a section."""
-    metrics = {visible(name, lines=False): value for name, value in ended.metrics.items()}
+    metrics = {escape_unprintable(name, lines=False): value for name, value in ended.metrics.items()}
     return ended.member, ended.steps, {**metrics, "epochs": ended.epochs, "seconds": ended.seconds}
 
 
 def _parameters(study: Study, member: str) -> dict[str, Any]:
     """Return a member's hyper-parameters for trackers, which display names and texts."""
     return {
-        visible(name, lines=False): visible(value) if isinstance(value, str) else value
+        escape_unprintable(name, lines=False): escape_unprintable(value) if isinstance(value, str) else value
         for name, value in study.member(member).hyperparameters.items()
     }
 
 
-def _again(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
+def _missed_calls(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
     """Yield the calls that a tracker has missed for a member."""
     yield "begin", (member.name, _parameters(study, member.name) if member.name in study.names else {})
     for ended in missed:
-        yield "log", _figures(ended)
-    yield "end", (member.name, member.status if member.status in OVER else "paused")
+        yield "log", _log_arguments(ended)
+    yield "end", (member.name, member.status if member.status in FINAL_STATUSES else "paused")

@@ -11,7 +11,7 @@ from argosy.running.watch.phase import Phase
 from argosy.study import Member, Study
 from argosy.views.news import News
 from argosy.views.notices import Notices
-from argosy.views.screen import Question, Screen, screen_of
+from argosy.views.screen import Screen, ScreenContext, screen_of
 
 __all__ = ["Watching"]
 
@@ -49,7 +49,7 @@ class Watching:
         """Implement `View.expect`."""
         self._expected = epochs
 
-    def noticed(self, worker: str, message: Any) -> list[tuple[str, str]]:
+    def take_notices(self, worker: str, message: Any) -> list[tuple[str, str]]:
         """Take a message as `View.handle` does, and return (text, style) of its notices."""
         self.news.handle(worker, message, time.monotonic())
         return self.notices.of(message, self.directory)
@@ -65,7 +65,7 @@ class Watching:
 
     def screen(self, phase: Phase) -> Screen:
         """Return the screen of the run's current state."""
-        question = Question(
+        question = ScreenContext(
             study=self.asked,
             parameters=self._parameters(),
             directory=self.directory,

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import argosy
 from argosy.errors import MemberFailed, StudyError
 from argosy.stream.order import member_seed, permutation
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
-from argosy.training.member.live import LiveMember, build
+from argosy.training.member.live import LiveMember, build_member
 from argosy.training.programs.solo import Solo
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -396,7 +396,7 @@ def test_a_learning_rate_follows_what_training_logs(
 
 def alive(module: Any) -> LiveMember:
     member = argosy.from_lightning("net", module, batch_size=BATCH)
-    return build(member, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
+    return build_member(member, open_backend("cpu:0"), study_seed=0, objective="train_loss", mode="min")
 
 
 def steps(live: LiveMember, first: int, last: int) -> None:
@@ -417,11 +417,11 @@ def test_what_batches_leave_to_the_next_is_saved_between_them(tmp_path: Path, mo
     straight, cut, other = alive(module), alive(module), alive(module)
     steps(straight, 0, 9)
     steps(cut, 0, 5)
-    checkpoint.save(checkpoint.plain(cut.state_dict()), tmp_path / "x.pt")
+    checkpoint.save(checkpoint.to_plain(cut.state_dict()), tmp_path / "x.pt")
     other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
     steps(other, 5, 9)
     for live in (straight, other):
-        live.move_schedule(0.0)
+        live.step_schedule(0.0)
     assert bits(other) == bits(straight)
 
 

@@ -36,7 +36,7 @@ from argosy.protocol.events import SectionEnded
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.hosts import notices
-from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agent import run_job_process
 from argosy.running.hosts.agents import Agents
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
@@ -162,7 +162,7 @@ def ended_sections(run: Path, device: str) -> int:
 def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     run, launcher = tmp_path / "run", jobs.TwoNodes(tmp_path / "board")
     settings = Settings(nodes=2, devices="cpu:1")
-    launcher.agent = forked.fork(lambda: sys.exit(serve(jobs.place(1), settings, launcher.folder)))
+    launcher.agent = forked.fork(lambda: sys.exit(run_job_process(jobs.place(1), settings, launcher.folder)))
 
     def drive() -> None:
         # One of the first three sections is of the other node; the driver halts at the third until it is killed.
@@ -323,7 +323,7 @@ def test_a_caller_without_the_key_is_refused_and_logged(tmp_path: Path, monkeypa
 
     def serve_late() -> None:
         until(knocked.exists)
-        sys.exit(serve(jobs.place(1), Settings(nodes=2, devices="cpu:1"), launcher.folder))
+        sys.exit(run_job_process(jobs.place(1), Settings(nodes=2, devices="cpu:1"), launcher.folder))
 
     def knock() -> None:
         board = notices.FileBoard(tmp_path / "run")
@@ -332,7 +332,7 @@ def test_a_caller_without_the_key_is_refused_and_logged(tmp_path: Path, monkeypa
         with socket.create_connection(("127.0.0.1", notice.port)) as scanner:
             scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             with pytest.raises(WorkerError, match=r"did not find the job's driver within 0\.1 s"):
-                notices.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
+                notices.connect_to_driver(jobs.place(1), board, bytes(32), seconds=0.1)
         knocked.touch()
 
     launcher.agent = forked.fork(serve_late)
@@ -359,7 +359,7 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
         with pytest.raises(
             PlanError, match=f"has {'another' if has == 'another' else 'no'} certificate, and the job's"
         ):
-            notices.call_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
+            notices.connect_to_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
 
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join)

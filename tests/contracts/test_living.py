@@ -20,7 +20,7 @@ from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import tolerance
 from argosy.running.control.driver import Driver
-from argosy.running.control.losses import Way
+from argosy.running.control.losses import RecoveryWay
 from argosy.running.control.members import State
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
@@ -85,7 +85,7 @@ def test_whatever_happens_members_equal_themselves_alone(
     sections = draw.choice([1, 1, 3, 4])
     chaos = living.policy(monkeypatch, Restless(draw), name=name)
     living.trusting(monkeypatch)
-    living.way_on(monkeypatch, lambda: draw.choice(list(Way)))
+    living.way_on(monkeypatch, lambda: draw.choice(list(RecoveryWay)))
     monkeypatch.setattr(tolerance, "LOSSES", 10**6)
     faults, losses, orders = draw.choice([0.0, 0.02, 0.1]), draw.choice([0.0, 0.05, 0.2]), ["add", "stop"]
     run = tmp_path / "run"
@@ -100,7 +100,7 @@ def test_whatever_happens_members_equal_themselves_alone(
             living.lose(driver, f"cpu:{draw.randrange(3)}")
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
-            inbox.leave(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
+            inbox.write_command(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
 
     living.at_every_round(monkeypatch, act)
     members = [replace(m, stop=a_rule(draw, sections)) for m in fleet()]
@@ -164,9 +164,9 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("sections", [1, 3])
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("way", RecoveryWay)
 def test_members_that_shared_a_stream_with_a_lost_trainer_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, sections: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: RecoveryWay, sections: int
 ) -> None:
     here = {"plain": 0, "odd": 0, "bootstrap": 1, "adam": 1}
     dealt = living.policy(monkeypatch, living.Dealt(lambda member, asked: here[member], everywhere=False))
@@ -187,10 +187,10 @@ def test_members_that_shared_a_stream_with_a_lost_trainer_go_on(
     assert (recovered[0]["worker"], recovered[0]["way"]) == ("cpu:0", way)
     assert set(recovered[0]["members"]) == {"plain", "odd"}
     assert len(lost) == 2
-    if way is not Way.BACK:
+    if way is not RecoveryWay.BACK:
         assert quiet(tmp_path, "bootstrap", "adam") == ["bootstrap", "adam"]
         assert len([e for e in evidence.event_lines(tmp_path, "SectionEnded") if e["member"] == "adam"]) == 4 * sections
-    if way is Way.MEET:
+    if way is RecoveryWay.MEET:
         # All four members read the last epoch on one leg.
         assert len({line["leg"] for line in evidence.event_lines(tmp_path, "Fed") if line["epoch"] == 3}) == 1
 
@@ -242,7 +242,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
 
     def add(driver: Driver) -> None:
         if not left and any(member.sections for member in driver.state.members.values()):
-            inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")})
+            inbox.write_command(run, {"command": "add", "study": str(tmp_path / "newcomers.py")})
             left.append(driver)
 
     class Killing(Silent):
@@ -376,7 +376,7 @@ def test_a_member_that_is_told_to_stop_stops_whatever_its_state(
     def stop_there(view: Silent, phase: Phase) -> None:
         tick(view, phase)
         if not left and is_there(drivers[-1]):
-            left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
+            left.append(inbox.write_command(tmp_path, {"command": "stop", "member": "odd"}))
         if left and drivers[-1].state.answered:
             # By the time the command is answered, the member has stopped.
             assert drivers[-1].state.member("odd").status == "stopped"
@@ -423,11 +423,11 @@ def test_a_member_that_is_told_to_stop_while_it_waits_to_start_stops(
     )
 
     def act(driver: Driver) -> None:
-        starting = driver.members.having(State.STARTING)
+        starting = driver.members.in_states(State.STARTING)
         if not left:
-            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
+            left.append(inbox.write_command(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
         elif "late" in starting and len(left) == 1:
-            left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
+            left.append(inbox.write_command(run, {"command": "stop", "member": "late"}))
 
     living.at_every_round(monkeypatch, act)
     study = studies.study(90, val=11, fleet=fleet(), epochs=4)

@@ -44,7 +44,7 @@ from argosy.planning import POLICIES
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.launcher import Launcher
 from argosy.settings import Settings
-from argosy.training.device.process_state import SETTINGS, ProcessState, as_found
+from argosy.training.device.process_state import SETTINGS, ProcessState, preserve_process_state
 
 PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "process_state.md").read_text()
 TABLE = {
@@ -327,7 +327,7 @@ def _dealt() -> Iterator[None]:
 @contextlib.contextmanager
 def own_process() -> Iterator[None]:
     """Restore the process's settings after a test that acts as a script."""
-    with pytest.MonkeyPatch.context() as patch, as_found():
+    with pytest.MonkeyPatch.context() as patch, preserve_process_state():
         patch.setitem(POLICIES, "dealt", Dealt())
         patch.setattr(functional, "softsign", functional.softsign)
         for name in ("HOME", VARIABLE):
@@ -355,12 +355,12 @@ def test_the_page_names_what_travels_and_what_is_compared() -> None:
 @pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.name not in NOT_HERE])
 def test_each_setting_holds_where_it_is_applied_and_is_given_back(name: str) -> None:
     before = ProcessState.here()
-    with as_found():
+    with preserve_process_state():
         SCRIPT[name]()
         asked = ProcessState.here()
     assert asked.settings[name] != before.settings[name]
     assert ProcessState.here() == before
-    with as_found():
+    with preserve_process_state():
         asked.apply()
         assert ProcessState.here() == asked
     assert ProcessState.here() == before
@@ -369,7 +369,7 @@ def test_each_setting_holds_where_it_is_applied_and_is_given_back(name: str) -> 
 def test_a_filter_of_several_warnings_holds_for_each() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", (FutureWarning, UserWarning))
-        with as_found():
+        with preserve_process_state():
             pass
         warnings.warn("hidden", UserWarning, stacklevel=1)
         warnings.warn("hidden", FutureWarning, stacklevel=1)

@@ -16,11 +16,11 @@ from torch.nn import functional
 import argosy
 from argosy.ensembling import making
 from argosy.ensembling.calibrate import SPAN, temperature
-from argosy.ensembling.combining import combined, quantiles, variance
-from argosy.ensembling.making import make
+from argosy.ensembling.combining import combine_outputs, quantiles, variance
+from argosy.ensembling.making import make_ensemble
 from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores, disagreement, number_scores, scores_of_classes
-from argosy.ensembling.select import BAGS, ROUNDS, How, losses_of, selected, terms
+from argosy.ensembling.select import BAGS, ROUNDS, How, loss_terms, losses_of, select_weights
 from argosy.errors import RunError
 
 CLASSES = ("probabilities", "logits", "votes")
@@ -64,11 +64,13 @@ def test_outputs_of_many_classes_are_combined_a_part_at_a_time(combine: Any, mon
     fleet = {f"m{number}": nn.Linear(1, 1) for number in range(5)}
 
     def scores() -> Any:
-        return make(fleet, range(5), predicted, combine=combine, select=None, calibrate=False).scores
+        return make_ensemble(fleet, range(5), predicted, combine=combine, select=None, calibrate=False).scores
 
     whole, sizes = scores(), list[int]()
     monkeypatch.setattr(making, "PART", 100)
-    monkeypatch.setattr(making, "combined", lambda part, *how: sizes.append(part.numel()) or combined(part, *how))
+    monkeypatch.setattr(
+        making, "combine_outputs", lambda part, *how: sizes.append(part.numel()) or combine_outputs(part, *how)
+    )
     for found, wanted in zip(scores(), whole, strict=True):
         assert {**found, "network": 0} == pytest.approx({**wanted, "network": 0})
     assert len(sizes) == 12 and max(sizes) == 100
@@ -137,10 +139,10 @@ def test_ways_to_combine() -> None:
         "mean": (logits * weights[:, None, None]).sum(0),
     }
     for combine, values in expected.items():
-        torch.testing.assert_close(combined(logits, weights, temperatures, combine), values)
+        torch.testing.assert_close(combine_outputs(logits, weights, temperatures, combine), values)
     pixels = torch.randn(3, 2, 4, 5, 5)
     for combine in CLASSES:
-        together = combined(pixels, weights, temperatures, combine)
+        together = combine_outputs(pixels, weights, temperatures, combine)
         torch.testing.assert_close(together.sum(dim=1), torch.ones(2, 5, 5))
 
 
@@ -187,16 +189,16 @@ def test_an_ensemble_is_worth_what_its_members_with_a_weight_are() -> None:
     logits[1] = math.nan
     networks: dict[str, nn.Module] = {name: nn.Identity() for name in ("one", "two", "three")}
     predicted = Predicted(list(logits), target, torch.arange(60), 60)
-    ensemble = make(networks, [0, 0, 0], predicted, combine="probabilities", select="greedy", calibrate=False)
+    ensemble = make_ensemble(networks, [0, 0, 0], predicted, combine="probabilities", select="greedy", calibrate=False)
     own, *alone = ensemble.scores
-    found = combined(logits[[0, 2]], ensemble.weights, ensemble.temperatures, "probabilities")
+    found = combine_outputs(logits[[0, 2]], ensemble.weights, ensemble.temperatures, "probabilities")
     assert own["nll"] == pytest.approx(class_scores(found, target)["nll"], rel=1e-6)
     assert [math.isnan(row["nll"]) for row in alone] == [False, True, False]
 
 
 def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str) -> float:
     """Return the loss that greedy selection minimizes."""
-    together = combined(outputs, torch.tensor(weights, dtype=torch.float64), torch.ones(len(outputs)), combine)
+    together = combine_outputs(outputs, torch.tensor(weights, dtype=torch.float64), torch.ones(len(outputs)), combine)
     if combine == "mean":
         return (together - target).pow(2).mean().item()
     if combine == "votes":
@@ -206,7 +208,7 @@ def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str)
 
 def greedy(outputs: Tensor, target: Tensor, combine: Any, how: How = "greedy") -> list[float]:
     """Return the weights that are selected."""
-    return selected(terms(outputs, target, combine), losses_of(target, combine), how)
+    return select_weights(loss_terms(outputs, target, combine), losses_of(target, combine), how)
 
 
 def slow_greedy(outputs: Tensor, target: Tensor, combine: str) -> list[float]:

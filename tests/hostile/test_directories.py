@@ -32,7 +32,7 @@ from argosy.running.directory.query import query
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.training.device.process_state import ProcessState
-from argosy.views.output import as_text, show
+from argosy.views.output import as_text, print_table
 from hostile.damage import damaged, damaged_lines
 from hostile.watch import watched
 
@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "study.json").write_text(json.dumps(found))
     for read in READERS:  # import modules now, not while they are watched
         one_sentence(read, directory)
-    show(as_text("\x1b 字"))  # also those that are needed for rare characters
+    print_table(as_text("\x1b 字"))  # also those that are needed for rare characters
     return directory
 
 

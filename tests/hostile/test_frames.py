@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from listeners import Trap
 
 from argosy.errors import ArgosyError, WorkerError
-from argosy.running.hosts.notices import Notice, read, written
+from argosy.running.hosts.notices import Notice, format_notice, parse_notice
 from argosy.stream import listener as entrance
 from argosy.stream.framing import HEADER_BYTES, LENGTH, Authenticated, Plain
 from argosy.stream.listener import Listener
@@ -192,11 +192,11 @@ def test_a_changed_answer_is_no_listener_of_the_run(changes: list[Change], knows
 @settings(max_examples=EXAMPLES)
 @given(changes=CHANGES, key=st.sampled_from([None, b"the run's key"]))
 def test_no_changed_notice_is_trusted(changes: list[Change], key: bytes | None) -> None:
-    text = written(NOTICE, key)
+    text = format_notice(NOTICE, key)
     other = changed(text.encode(), changes).decode(errors="replace")
     with bounded():
         try:
-            found = read(other, key)
+            found = parse_notice(other, key)
         except WorkerError as error:
             assert is_one_sentence(error)
         else:
@@ -215,7 +215,7 @@ FIELDS += [{"key": "xyz"}, {"key": 1}, {"job": None}, {"more": 1}, {"certificate
 def test_an_odd_notice_is_refused_in_one_sentence(text: str) -> None:
     for key in (None, b"the run's key"):
         with bounded(), pytest.raises(WorkerError) as raised:
-            read(text, key)
+            parse_notice(text, key)
         assert is_one_sentence(raised.value)
 
 
@@ -226,8 +226,8 @@ def test_a_notice_with_an_odd_field_is_refused_in_one_sentence(odd: dict[str, An
 
     text = json.dumps({**asdict(NOTICE), **odd})
     if odd.get("hosts") == []:
-        assert read(text, None).hosts == ()
+        assert parse_notice(text, None).hosts == ()
         return
     with bounded(), pytest.raises(WorkerError) as raised:
-        read(text, None)
+        parse_notice(text, None)
     assert is_one_sentence(raised.value)

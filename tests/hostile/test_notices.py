@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from argosy.errors import PlanError, WorkerError
 from argosy.running.hosts import notices
-from argosy.running.hosts.notices import Notice, StoreBoard, call_driver, key_in
+from argosy.running.hosts.notices import Notice, StoreBoard, connect_to_driver, read_key
 from argosy.stream.listener import Listener
 
 USERS = {"ARGOSY_KEY": "sixteen or more letters"}
@@ -23,7 +23,7 @@ USERS = {"ARGOSY_KEY": "sixteen or more letters"}
 @pytest.fixture
 def key() -> bytes:
     """Return the run's key, which the user has given to all nodes."""
-    found = key_in(USERS)
+    found = read_key(USERS)
     assert found is not None
     return found
 
@@ -60,7 +60,7 @@ def attack(kind: str, text: str, port: int) -> str:
             return f"{json.dumps(notice)}\n{mac}"
         case "with a key of its own":
             notice["key"] = bytes(32).hex()
-            return notices.written(Notice(**{**notice, "hosts": ("127.0.0.1",)}), bytes(32))
+            return notices.format_notice(Notice(**{**notice, "hosts": ("127.0.0.1",)}), bytes(32))
         case "without a mac":
             return json.dumps(notice)
         case "an earlier line of its own":
@@ -89,7 +89,7 @@ def test_no_address_of_a_changed_notice_is_called(
     name = name.removeprefix("/")
     put(store, name, attack(kind, store.get(name).decode(), stranger.getsockname()[1]))
     with pytest.raises(WorkerError, match=r"within 0\.3 s: the notice of the job's driver was not written with"):
-        call_driver(place, board, key, seconds=0.3)
+        connect_to_driver(place, board, key, seconds=0.3)
     assert not called(stranger)
 
 
@@ -116,7 +116,7 @@ def test_a_stranger_at_an_address_that_the_driver_lists_learns_nothing_of_the_ke
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
     stranger.settimeout(10)
     with pytest.raises(WorkerError, match=r"timed out|failed"):
-        notices.call_any(notice, key, "rank 1", None)
+        notices.dial_any_address(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
         assert call.recv(1000)[32:] == b"\x06rank 1"  # after the nonce only a name: nothing that was made with the key
 
@@ -135,7 +135,7 @@ def test_an_agent_finds_its_driver_past_a_stranger(
         thread.start()
         try:
             notice = Notice(job="", hosts=("127.0.0.1", "127.0.0.2"), port=port)
-            notices.call_any(notice, key, "rank 1", None).close()
+            notices.dial_any_address(notice, key, "rank 1", None).close()
         finally:
             over.set()
             thread.join()
@@ -144,13 +144,13 @@ def test_an_agent_finds_its_driver_past_a_stranger(
 @pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])
 def test_a_key_that_is_soon_guessed_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="Anyone who guesses it can run code on every node"):
-        key_in({"ARGOSY_KEY": text})
+        read_key({"ARGOSY_KEY": text})
 
 
 def test_a_guess_at_a_users_key_is_dear() -> None:
-    key_in(USERS)
+    read_key(USERS)
     began = time.process_time()
     for number in range(3):
-        key_in({"ARGOSY_KEY": f"{USERS['ARGOSY_KEY']} {number}"})
+        read_key({"ARGOSY_KEY": f"{USERS['ARGOSY_KEY']} {number}"})
     assert (time.process_time() - began) / 3 > 0.02
-    assert key_in(USERS) == key_in(dict(USERS)) != key_in({"ARGOSY_KEY": USERS["ARGOSY_KEY"] + "."})
+    assert read_key(USERS) == read_key(dict(USERS)) != read_key({"ARGOSY_KEY": USERS["ARGOSY_KEY"] + "."})

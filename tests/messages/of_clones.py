@@ -25,10 +25,10 @@ from argosy.running.directory.attached import AttachedRun
 from argosy.running.directory.identity import Identity
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member.changes import change
-from argosy.training.member.live import build
+from argosy.training.member.live import build_member
 from messages.of_studies import study
 
 __all__ = ["CASES"]
@@ -55,7 +55,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
         legs=SimpleNamespace(of=lambda member: None),
     )
     clones = Clones(cast(Run, run), cast(CarryOut, SimpleNamespace(answer=lambda *_: None)), cast(Additions, None))
-    clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
+    clones.accept("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
     clones.poll()
 
 
@@ -78,14 +78,14 @@ def once_more() -> None:
 
 def in_no_group() -> None:
     """Change a value that the optimizer keeps outside parameter groups."""
-    live = build(MLP, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
+    live = build_member(MLP, open_backend("cpu:0"), study_seed=0, objective="train_loss", mode="min")
     change(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
 
 
 def refused(patch: pytest.MonkeyPatch) -> None:
     """Raise a driver's answer."""
     answer = "refused: the run has no member 'mpl'; clone one of mlp."
-    patch.setattr("argosy.running.directory.attached.tell", lambda *_: [answer])
+    patch.setattr("argosy.running.directory.attached.send_commands", lambda *_: [answer])
     attached({"optimizer.lr": 0.3})
 
 

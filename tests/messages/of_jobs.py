@@ -13,13 +13,21 @@ from argosy.cluster import Device, Node
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.running.control.resume import resume_point
-from argosy.running.doctor.cluster import place_in
+from argosy.running.doctor.cluster import require_job_place
 from argosy.running.hosts import agent_listener, notices
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agents import Agents
-from argosy.running.hosts.file_transfer import pieces
-from argosy.running.hosts.notices import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
-from argosy.running.hosts.place import JobPlace, place_asked, place_of
+from argosy.running.hosts.file_transfer import read_pieces
+from argosy.running.hosts.notices import (
+    FileBoard,
+    Notice,
+    connect_to_driver,
+    format_notice,
+    parse_notice,
+    read_certificate,
+    read_key,
+)
+from argosy.running.hosts.place import JobPlace, choose_job_place, find_job_place
 from argosy.settings import Settings
 
 __all__ = ["CASES"]
@@ -44,7 +52,7 @@ def damaged_notice() -> None:
 def no_driver(patch: pytest.MonkeyPatch) -> None:
     """Call a driver that has ended, or uses another directory."""
     patch.setattr(notices.socket, "gethostname", lambda: "host-1")
-    call_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
+    connect_to_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
 
 
 def uncertified(patch: pytest.MonkeyPatch) -> None:
@@ -57,7 +65,7 @@ def uncertified(patch: pytest.MonkeyPatch) -> None:
 def no_certificate() -> None:
     """Read a certificate from a file without one."""
     Path("job.pem").write_text("-----BEGIN NOTHING-----\n")
-    certificate_in({"ARGOSY_CERTIFICATE": "job.pem"})
+    read_certificate({"ARGOSY_CERTIFICATE": "job.pem"})
 
 
 def lonely() -> None:
@@ -115,20 +123,20 @@ def no_cluster(patch: pytest.MonkeyPatch) -> None:
 
 def no_agents(patch: pytest.MonkeyPatch) -> None:
     """Wait for agents that Ray has no devices for."""
-    raise with_ray(patch)._lonely([], "")
+    raise with_ray(patch)._missing_nodes_error([], "")
 
 
 CASES = {
-    "launcher agents outside a job": lambda: place_asked("agents", {}),
-    "a launcher variable that is not a number": lambda: place_of(SLURM | {"SLURM_PROCID": "first"}),
-    "contradictory launcher variables": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
-    "different numbers of processes per node": lambda: place_of(OPEN_MPI),
-    "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
-    "a notice that the driver did not write": lambda: read(written(NOTICE, b"another key"), b"key"),
-    "a notice that cannot be read": lambda: read("7", None, f" in {RUN}/driver.json"),
+    "launcher agents outside a job": lambda: choose_job_place("agents", {}),
+    "a launcher variable that is not a number": lambda: find_job_place(SLURM | {"SLURM_PROCID": "first"}),
+    "contradictory launcher variables": lambda: find_job_place(SLURM | {"SLURM_PROCID": "2"}),
+    "different numbers of processes per node": lambda: find_job_place(OPEN_MPI),
+    "a key that can be guessed": lambda: read_key({"ARGOSY_KEY": "secret"}),
+    "a notice that the driver did not write": lambda: parse_notice(format_notice(NOTICE, b"another key"), b"key"),
+    "a notice that cannot be read": lambda: parse_notice("7", None, f" in {RUN}/driver.json"),
     "a file that is not a certificate": no_certificate,
     "a node without the job's certificate": uncertified,
-    "doctor --cluster outside a job": lambda: place_in({}),
+    "doctor --cluster outside a job": lambda: require_job_place({}),
     "doctor without --cluster, with a study": lambda: doctor(Path("study.py")),
     "a job whose driver cannot be found": no_driver,
     "a damaged notice of a driver": damaged_notice,
@@ -139,7 +147,7 @@ CASES = {
     "no Ray cluster": no_cluster,
     "a Ray cluster without free devices": no_agents,
     "a checkpoint that disappears before it is transferred": lambda: next(
-        pieces("", Path("members/mlp/e0002-s0000000.pt"))
+        read_pieces("", Path("members/mlp/e0002-s0000000.pt"))
     ),
     "a journaled checkpoint that is missing": gone,
 }

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.mapped import MappedFile
-from argosy.training.device.process_state import SETTINGS, ProcessState, kept_by, refuse_what_stays
+from argosy.training.device.process_state import SETTINGS, ProcessState, check_portable_state, kept_by
 
 __all__ = ["CASES"]
 
@@ -28,7 +28,7 @@ def on_meta() -> None:
     """Set a default device that workers cannot use."""
     torch.set_default_device("meta")
     try:
-        refuse_what_stays()
+        check_portable_state()
     finally:
         torch.set_default_device(None)
 
@@ -36,14 +36,14 @@ def on_meta() -> None:
 def within(context: Any) -> None:
     """Start a run inside a context."""
     with context:
-        refuse_what_stays()
+        check_portable_state()
 
 
 def hooked() -> None:
     """Register a global module hook."""
     with contextlib.ExitStack() as last:
         last.callback(register_module_forward_hook(lambda module, inputs, output: output).remove)
-        refuse_what_stays()
+        check_portable_state()
 
 
 def typed(code: str) -> dict[str, Any]:

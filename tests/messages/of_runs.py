@@ -18,7 +18,7 @@ from argosy.cli import app as cli
 from argosy.cli.query import query
 from argosy.cli.schema import guide, schema
 from argosy.disk import files
-from argosy.errors.system import refusals_told
+from argosy.errors.system import explain_refusals
 from argosy.protocol.events import Checkpoint, RunEnded
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
@@ -27,14 +27,14 @@ from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.driver import Driver
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.positions import Positions
-from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.run import Run
 from argosy.running.control.tolerance import LOSSES, Tolerance
 from argosy.running.directory import query as querying
-from argosy.running.directory.anew import begin_anew
+from argosy.running.directory.anew import make_began_anew
 from argosy.running.directory.audit import audit
-from argosy.running.directory.inbox import tell
-from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal
+from argosy.running.directory.inbox import send_commands
+from argosy.running.directory.journal import Journal, Lock, make_own_directory, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.running.launch.launcher import Job
@@ -90,7 +90,7 @@ def opened_elsewhere() -> None:
 def ended() -> None:
     """Send a request to a run that has ended."""
     run()
-    tell(RUN, {"command": "stop", "member": "mlp"})
+    send_commands(RUN, {"command": "stop", "member": "mlp"})
 
 
 def of_nobody() -> None:
@@ -98,8 +98,8 @@ def of_nobody() -> None:
     (journaled() / "run.lock").touch()
     with pytest.MonkeyPatch.context() as patch:
         answers = iter([True, False])
-        patch.setattr("argosy.running.directory.inbox.at_work", lambda _: next(answers))
-        tell(RUN, {"command": "stop", "member": "mlp"})
+        patch.setattr("argosy.running.directory.inbox.has_driver", lambda _: next(answers))
+        send_commands(RUN, {"command": "stop", "member": "mlp"})
 
 
 def copied(text: str = "study = 3\n") -> StudyCopy:
@@ -108,7 +108,7 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
     return StudyCopy.take(Path("more.py"), Path("1-more.py"))
 
 
-def added(rehearsed: Rehearsed, seed: int = 0) -> None:
+def added(rehearsed: RehearsalResult, seed: int = 0) -> None:
     """Add a file whose members are already in the run, as the driver of a run with this seed does."""
     study = SimpleNamespace(seed=seed)
     run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), study=study, data=None)
@@ -126,7 +126,7 @@ def another_module(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "beside", sys)  # another test may have left one
     patch.delitem(sys.modules, "beside")
     sys.path.insert(0, str(Path.cwd()))
-    added(Rehearsed(modules={"beside": "/home/me/beside.py"}))
+    added(RehearsalResult(modules={"beside": "/home/me/beside.py"}))
 
 
 def changed_copy() -> None:
@@ -165,14 +165,14 @@ def somebody_elses(patch: pytest.MonkeyPatch) -> None:
     """Use a directory of another user."""
     patch.setattr(os, "geteuid", lambda: 1000)
     patch.setattr(os, "fstat", lambda _: SimpleNamespace(st_uid=1001))
-    own_directory(RUN)
+    make_own_directory(RUN)
 
 
 def open_to_others() -> None:
     """Use a directory that other users may write to."""
     RUN.mkdir(parents=True)
     RUN.chmod(0o775)
-    own_directory(RUN)
+    make_own_directory(RUN)
 
 
 def of_somebody_else(patch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def journal_on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
 
 def files_on_a_full_disk() -> None:
     """Write another file of the run to a full disk."""
-    with refusals_told(RUN):
+    with explain_refusals(RUN):
         refuses(errno.ENOSPC)()
 
 
@@ -249,7 +249,7 @@ def warm_clone() -> None:
     state = RunState()
     state.member("late").source = "mlp"
     state.member("late").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
-    begin_anew(["late"], study(), state, RUN)
+    make_began_anew(["late"], study(), state, RUN)
 
 
 def unmovable(patch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def losses() -> None:
     """Lose a process repeatedly."""
     tolerance = Tolerance(RUN / "workers", of_search=False)
     for _ in range(LOSSES + 1):
-        tolerance.worker_lost("cpu:0", "killed by signal 9")
+        tolerance.count_worker_loss("cpu:0", "killed by signal 9")
 
 
 def damaged(_: int) -> None:
@@ -288,9 +288,9 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     """Start a worker that cannot read its input."""
     _driver, there = Peer.pair()
     patch.setattr(worker, "name_process", lambda _: None)
-    patch.setattr(worker, "from_descriptor", damaged)
+    patch.setattr(worker, "load_blob", damaged)
     _heartbeat, heartbeat = Heartbeat.create()
-    worker.work({"name": "cpu:0", "role": "trainer"}, [os.dup(there.fileno()), -1, heartbeat, -1, -1])
+    worker.run_worker({"name": "cpu:0", "role": "trainer"}, [os.dup(there.fileno()), -1, heartbeat, -1, -1])
 
 
 def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:
@@ -363,11 +363,13 @@ CASES = {
     "an add command without a copy of the study file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),
     "an added file that does not exist": lambda: StudyCopy.take(Path("more.py"), Path("1-more.py")),
     "an added file that does not run to its end": lambda: added(
-        Rehearsed(problem="the study file did not run to its end. Let it run to its end and define a variable `study`.")
+        RehearsalResult(
+            problem="the study file did not run to its end. Let it run to its end and define a variable `study`."
+        )
     ),
     "an added file with a module whose name is taken": another_module,
-    "an added file with a different seed": lambda: added(Rehearsed(), seed=3),
-    "an added file without new members": lambda: added(Rehearsed()),
+    "an added file with a different seed": lambda: added(RehearsalResult(), seed=3),
+    "an added file without new members": lambda: added(RehearsalResult()),
     "a missing copy of an added file": missing_copy,
     "a changed copy of an added file": changed_copy,
     "a directory without a run": lambda: argosy.load(RUN),

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.running.directory.loading import load, search_of
+from argosy.running.directory.loading import load_report, search_report_of
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -72,13 +72,15 @@ def another_owner() -> None:
 
 def locked_storage(patch: pytest.MonkeyPatch) -> None:
     """Run a search whose results cannot be written to the storage."""
-    from argosy.tuning.sampling import Copy
+    from argosy.tuning.sampling import StorageMirror
 
     def refuse(*_: Any) -> None:
         raise OSError("database is locked")
 
-    begin = Copy.settle
-    patch.setattr(Copy, "settle", lambda *given: (begin(*given), patch.setattr(Copy, "_write", refuse)))
+    begin = StorageMirror.settle
+    patch.setattr(
+        StorageMirror, "settle", lambda *given: (begin(*given), patch.setattr(StorageMirror, "_write", refuse))
+    )
     tune()
 
 
@@ -115,7 +117,7 @@ def without_a_samplers_package() -> None:
 def plots_of_a_directory() -> None:
     """Plot a search whose report was loaded without Optuna."""
     tune()
-    found = search_of(load("runs/search"))
+    found = search_report_of(load_report("runs/search"))
     assert found is not None
     found.write_plots("plots.html")
 

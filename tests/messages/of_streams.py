@@ -16,7 +16,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.listener import dial
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
-from argosy.stream.sources import ArraySource, Source, open_sources, reopened
+from argosy.stream.sources import ArraySource, Source, make_lazy_source, open_sources
 from argosy.stream.wire import Peer
 
 __all__ = ["CASES"]
@@ -73,7 +73,7 @@ def another_one() -> None:
     """Open a dataset of twenty samples that has nineteen when it is opened again."""
     facts = opened(lambda index: torch.zeros(3)).facts
     rest = {"seed": 0, "skip_errors": False, "heartbeat": Heartbeat.private()}
-    _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).preparing
+    _ = make_lazy_source("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).preparing
 
 
 def lists() -> None:
@@ -89,7 +89,7 @@ def lists() -> None:
 def dying_loaders() -> None:
     """Prepare samples that kill the process once too often."""
     tries = {(TASK.slot, TASK.low): TRIES - 1}
-    Preparation._again(SimpleNamespace(_tries=tries), TASK)
+    Preparation._retry(SimpleNamespace(_tries=tries), TASK)
 
 
 def growing(index: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import argosy
 from argosy.running.directory.studyfile import load_study
-from argosy.running.launch.blobs import data_to_descriptor, dump, to_descriptor
+from argosy.running.launch.blobs import pickle_members, write_blob, write_data_blob
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
@@ -207,11 +207,11 @@ CASES = {
     "a study file that calls sys.exit": lambda: study_file("import sys\nsys.exit('usage')\n"),
     "a study file with an error": lambda: study_file("study = argosy.Study()\n"),
     "a study file without a study": lambda: study_file("studie = 3\n"),
-    "a member that cannot be sent to another process": lambda: dump([locked()]),
-    "data that cannot be sent to another process": lambda: data_to_descriptor(
+    "a member that cannot be sent to another process": lambda: pickle_members([locked()]),
+    "data that cannot be sent to another process": lambda: write_data_blob(
         argosy.Data(train=TensorDataset(torch.zeros(3)), val=Locked(9))
     ),
-    "Data.on_device that cannot be sent to another process": lambda: to_descriptor(threading.Lock(), "Data.on_device"),
+    "Data.on_device that cannot be sent to another process": lambda: write_blob(threading.Lock(), "Data.on_device"),
     "a subset with indices beyond the data": lambda: trained(studies.member("mlp", subset=[3, 99])),
     "a batch that is larger than the data": lambda: trained(studies.member("mlp", batch_size=64, drop_last=True)),
     "BatchNorm and a last batch of one sample": lambda: trained(studies.member("mlp", batch_size=13)),

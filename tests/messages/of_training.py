@@ -16,8 +16,8 @@ from torch import nn
 import argosy
 from argosy.stream.blocks import Place
 from argosy.training.device import forks
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import backend_of
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
 from argosy.training.member.precision import LEAST, LossScale
 from argosy.training.trainer import watch
@@ -28,7 +28,7 @@ __all__ = ["CASES"]
 
 def on_device(*works: Any) -> None:
     """Apply these functions to one block after another, as `Data.on_device`."""
-    copies = Copies(backend_of("cpu:0"))
+    copies = DeviceCopies(open_backend("cpu:0"))
     for block, copies.on_device in zip(blocks(np.arange(4 * len(works)), 4), works, strict=True):
         copies.start(block)
 
@@ -104,7 +104,7 @@ CASES = {
     "a file that is not a checkpoint": foreign,
     "a small checkpoint that unpacks to a large one": packed,
     "a checkpoint that cannot be written": on_a_full_disk,
-    "a state that is not plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
+    "a state that is not plain data": lambda: checkpoint.to_plain({"queue": [Path("x")]}, "model"),
     "Data.on_device drops rows": lambda: on_device(lambda batch: batch[0][1:]),
     "Data.on_device draws random numbers": lambda: on_device(lambda batch: (batch[0] + torch.rand(()), batch[1])),
     "Data.on_device depends on all samples of a block": lambda: on_device(

@@ -56,7 +56,7 @@ def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.Monk
             seen[0] = sections
             if killed:
                 raise Cut
-            driver.requests.want_pause("cut off")
+            driver.requests.request_pause("cut off")
 
     living.at_every_round(monkeypatch, cut_off)
     runs, status = 0, ""

@@ -7,7 +7,7 @@ import pytest
 from argosy.errors import PlanError
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, best_with_known_epochs, make_plan
 from argosy.planning.balanced import Balanced
-from argosy.planning.homes import moving_seconds, settle
+from argosy.planning.homes import minimize_moves, moving_seconds
 from argosy.planning.outcomes import Charges
 from argosy.planning.policy import Moving, Situation
 from argosy.plans import Flotilla, Placement
@@ -114,7 +114,7 @@ def test_devices_are_exchanged_only_among_those_that_are_alike() -> None:
     small, large = devices(2, node_devices=1)
     cluster = (small, replace(large, memory_bytes=32 * GB))
     flotilla = Flotilla(placements=(Placement.whole(profile("a", 1.0), small.name),))
-    assert settle(flotilla, cluster, {"a": (large.name,)}, [profile("a", 1.0)]) == flotilla
+    assert minimize_moves(flotilla, cluster, {"a": (large.name,)}, [profile("a", 1.0)]) == flotilla
 
 
 def test_moves_cost_the_busiest_device() -> None:

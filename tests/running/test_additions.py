@@ -19,11 +19,11 @@ import argosy
 from argosy.errors import RunError
 from argosy.running.control import rehearsal
 from argosy.running.control.driver import Driver
-from argosy.running.control.rehearsal import Rehearsal, Rehearsed
+from argosy.running.control.rehearsal import Rehearsal, RehearsalResult
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.study_copy import StudyCopy
-from argosy.running.directory.study_json import found_study
+from argosy.running.directory.study_json import read_study
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import Silent
 
@@ -53,9 +53,9 @@ FILES = {
 }
 
 
-def rehearsed(copies: dict[str, StudyCopy]) -> dict[str, Rehearsed]:
+def rehearsed(copies: dict[str, StudyCopy]) -> dict[str, RehearsalResult]:
     """What processes found that read these, one after another."""
-    found: dict[str, Rehearsed] = {}
+    found: dict[str, RehearsalResult] = {}
     while left := {name: copy for name, copy in copies.items() if name not in found}:
         process = Rehearsal.start(left)
         while (results := process.results()) is None:
@@ -130,15 +130,15 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
             for name, text in texts.items():
                 file = tmp_path / f"{name}.py"
                 file.write_text(text)
-                left.append(inbox.leave(run, {"command": "add", "study": str(file)}))
+                left.append(inbox.write_command(run, {"command": "add", "study": str(file)}))
                 file.write_text("raise RuntimeError('nobody reads the file itself again')\n")
             (run / "commands" / "0-noise.json").write_text("{")
             (run / "commands" / "1-dance.json").write_text('{"command": "dance"}')
             (run / "commands" / "2-add.json").write_text('{"command": "add", "study": "/etc/passwd"}')
         elif len(left) == len(texts) and driver.members.addition("late"):
-            left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
+            left.append(inbox.write_command(run, {"command": "stop", "member": "late"}))
             clone = {"member": "late", "name": "later", "set": {"optimizer.lr": 0.1}, "warm": False}
-            inbox.leave(run, {"command": "clone", **clone})
+            inbox.write_command(run, {"command": "clone", **clone})
 
     living.at_every_round(monkeypatch, act)
     fleet = [studies.member("one", batch_size=17), studies.member("two", hidden=8, batch_size=12)]
@@ -165,7 +165,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         "late": "done",
     }
     assert not [line for line in evidence.event_lines(run, "MemberEnded") if line["status"] == "failed"]
-    assert set(found_study(run)["members"]) == {"one", "two", "late"}
+    assert set(read_study(run)["members"]) == {"one", "two", "late"}
     living.equal_alone(studies.study(90, val=11, fleet=[*fleet, late]), run, "one", "two", "late")
     # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
     (copy,) = (run / "commands").glob("*-good.py")
@@ -198,7 +198,7 @@ def test_members_of_another_seed_or_other_samples_are_not_trained_as_if_they_wer
     (tmp_path / "run").mkdir()
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(f"{HEAD}from test_additions import arrays\n{text}\n")
-        inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / f"{name}.py")})
+        inbox.write_command(tmp_path / "run", {"command": "add", "study": str(tmp_path / f"{name}.py")})
     argosy.train(
         studies.study(data=arrays(40), fleet=[studies.member()]), directory=tmp_path / "run", launcher="inline"
     )
@@ -213,7 +213,7 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
     (tmp_path / "studies.py").write_text("from argosy import *\n")
     (tmp_path / "mine.py").write_text("")
     both = {"mine": str(tmp_path / "mine.py"), "studies": str(tmp_path / "studies.py")}
-    monkeypatch.setattr(living, "Rehearsed", lambda: Rehearsed(modules=both))
+    monkeypatch.setattr(living, "RehearsalResult", lambda: RehearsalResult(modules=both))
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(fleet="studies.member('late')"))
     run, left = tmp_path / "run", list[str]()
@@ -221,7 +221,7 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
     class Adding(Silent):
         def tick(self, phase: Phase) -> None:
             if not left:
-                left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
+                left.append(inbox.write_command(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
 
     living.run(studies.study(90, fleet=[studies.member()], epochs=1), run, view=Adding())
     (answer,) = answers_of(run).values()
@@ -246,7 +246,7 @@ def test_a_module_that_was_changed_since_the_run_began_is_not_taken_for_what_it_
         run.mkdir()
         text = LATE.format(fleet=f"studies.member({name!r}, augment=of_newcomers.turned)")
         (tmp_path / f"{name}.py").write_text(f"import of_newcomers\n{text}")
-        inbox.leave(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
+        inbox.write_command(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
         argosy.train(studies.study(90, fleet=[studies.member()], epochs=2), directory=run, launcher="inline")
         answers += answers_of(run).values()
         file.write_text("def turned(batch):\n    return batch[0] * 2, batch[1]\n")
@@ -264,7 +264,7 @@ def test_where_no_process_can_be_started_an_addition_is_refused(
     monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
     (tmp_path / "newcomers.py").write_text("")
     (tmp_path / "run").mkdir()
-    inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / "newcomers.py")})
+    inbox.write_command(tmp_path / "run", {"command": "add", "study": str(tmp_path / "newcomers.py")})
     study = studies.study(90, fleet=[studies.member()], epochs=1)
     assert argosy.train(study, directory=tmp_path / "run", launcher="inline").status == "done"
     (answer,) = answers_of(tmp_path / "run").values()
@@ -322,27 +322,27 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
     study = studies.study(90, fleet=[studies.member("m")], epochs=1)
     argosy.train(study, directory=tmp_path, launcher="inline")
     with pytest.raises(RunError, match="has ended \\(done\\)\\. Start it again before you send it a request"):
-        inbox.tell(tmp_path, {"command": "stop", "member": "m"})
+        inbox.send_commands(tmp_path, {"command": "stop", "member": "m"})
     (tmp_path / "more.py").write_text("")
     works = iter([True, True, False])
-    monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
+    monkeypatch.setattr(inbox, "has_driver", lambda directory: next(works))
     monkeypatch.setattr(
-        inbox, "_answers_in", lambda journal, start: {names[0]: "m has been saved and stopped"} if names else {}
+        inbox, "_read_answers", lambda journal, start: {names[0]: "m has been saved and stopped"} if names else {}
     )
-    names, leave = list[str](), inbox.leave
+    names, leave = list[str](), inbox.write_command
 
     def noted(directory: Path, command: dict[str, Any]) -> str:
         names.append(leave(directory, command))
         return names[-1]
 
-    monkeypatch.setattr(inbox, "leave", noted)
+    monkeypatch.setattr(inbox, "write_command", noted)
     with pytest.raises(RunError, match=r"and only this was done: m has been saved and stopped\. Start it again"):
-        inbox.tell(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
+        inbox.send_commands(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
     assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], "who was not heard leaves nothing"
     (tmp_path / "commands" / names[0]).unlink()
     monkeypatch.undo()
     works = iter([True, True, False])
-    monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
+    monkeypatch.setattr(inbox, "has_driver", lambda directory: next(works))
     with pytest.raises(RunError, match="ended before it received this request, and nothing was changed"):
-        inbox.tell(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
+        inbox.send_commands(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
     assert not list((tmp_path / "commands").iterdir())

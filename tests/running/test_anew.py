@@ -148,10 +148,10 @@ def test_a_driver_that_is_killed_while_a_member_begins_anew(
     train(asked(epochs=2), tmp_path)
     with monkeypatch.context() as patch:
         if place == "identity":
-            killing(patch, driver, "keep_aside")
+            killing(patch, driver, "set_members_aside")
         elif place == "rename":
-            moved = anew.keep_aside
-            patch.setattr(driver, "keep_aside", lambda *values: (moved(*values), kill()))
+            moved = anew.set_members_aside
+            patch.setattr(driver, "set_members_aside", lambda *values: (moved(*values), kill()))
             patch.setattr(driver, "end_run", lambda *_, **__: None)
         elif place == "study.json":
             killing(patch, Identity, "write")
@@ -270,7 +270,7 @@ def test_a_newcomer_cannot_have_the_name_of_a_member_that_is_left_out(
     def act(scheduler: Any) -> None:
         if not left:
             for command in ({"command": "add", "study": str(tmp_path / "more.py")}, clone):
-                left.append(inbox.leave(run, command))
+                left.append(inbox.write_command(run, command))
 
     living.at_every_round(monkeypatch, act)
     train(asked(member("one")), run)
@@ -357,4 +357,4 @@ def test_clones_that_went_on_from_weights_cannot_begin_anew() -> None:
     with pytest.raises(
         RunError, match="'warm' is a clone that continued from the weights of 'one', so it cannot start over"
     ):
-        anew.begin_anew(["warm"], asked(), state, Path())
+        anew.make_began_anew(["warm"], asked(), state, Path())

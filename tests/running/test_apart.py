@@ -16,7 +16,7 @@ from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch import apart
-from argosy.running.watch.apart import Apart
+from argosy.running.watch.apart import ThreadedView
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
@@ -66,7 +66,7 @@ def test_a_view_that_never_comes_back_ends_no_run(
 
 
 def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path, stuck: Stuck) -> None:
-    view = Apart(stuck)
+    view = ThreadedView(stuck)
     view.begin(Job(study=studies.study(fleet=PAIR), settings=Settings(), directory=tmp_path, lock=-1), RunState())
     while not stuck.inside.wait(0.05):
         view.tick(Phase.OPENING)

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 import argosy
 from argosy.errors import StudyError
 from argosy.running.launch import worker
-from argosy.running.launch.blobs import blobs_of, data_to_descriptor, from_descriptor, to_descriptor
+from argosy.running.launch.blobs import load_blob, make_blobs, write_blob, write_data_blob
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
@@ -33,9 +33,9 @@ MB = 2**20
 
 
 def there_and_back(value: Any) -> Any:
-    descriptor = to_descriptor(value, "a value")
+    descriptor = write_blob(value, "a value")
     try:
-        return from_descriptor(descriptor)
+        return load_blob(descriptor)
     finally:
         os.close(descriptor)
 
@@ -74,9 +74,9 @@ def test_a_module_that_was_loaded_from_a_path_travels_with_its_classes(
         here.setitem(sys.modules, "mine_alone", package)
         here.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)  # type: ignore[union-attr]
-        descriptor = to_descriptor(module.Net, "a class")
+        descriptor = write_blob(module.Net, "a class")
     cloudpickle.unregister_pickle_by_value(module)
-    assert from_descriptor(descriptor).width == 3
+    assert load_blob(descriptor).width == 3
     os.close(descriptor)
 
 
@@ -153,7 +153,7 @@ def test_a_map_whose_file_was_cut_is_refused_where_its_numbers_would_be_read(tmp
     with pytest.raises(
         StudyError, match=r"x.npy has 500 bytes, but an array of Data maps 80128 bytes of it: it was truncated"
     ):
-        data_to_descriptor(argosy.Data(arrays=(whole,)))
+        write_data_blob(argosy.Data(arrays=(whole,)))
 
 
 class Rows(Dataset[Any]):
@@ -236,9 +236,9 @@ def test_data_that_hold_files_or_connections_are_refused_with_the_way_out(tmp_pa
     with path.open() as text, path.open("rb") as binary, contextlib.closing(sqlite3.connect(":memory:")) as base:
         for held, word in ((text, "an open file, '.*text'"), (binary, "BufferedReader"), (base, "Connection")):
             with pytest.raises(StudyError, match=rf"^Data\.train \(Held\) cannot .*{word}.*Data\(train=lambda: Held\("):
-                data_to_descriptor(argosy.Data(train=Held(held)))
+                write_data_blob(argosy.Data(train=Held(held)))
             with pytest.raises(StudyError, match=r"^Data\.val \(Held\) cannot .*Data\(val=lambda: Held\("):
-                data_to_descriptor(argosy.Data(train=Held(0), val=Held(held)))
+                write_data_blob(argosy.Data(train=Held(0), val=Held(held)))
 
 
 class Glance(nn.Module):
@@ -288,7 +288,7 @@ def test_what_is_refused_leaves_no_copy_of_the_data_behind(tmp_path: Path) -> No
     job = Job(study=studies.study(data=data), settings=Settings(), directory=tmp_path, lock=-1)
     before = psutil.Process().num_fds()
     with pytest.raises(StudyError, match=r"Data\.on_device cannot be sent"):
-        blobs_of(job)
+        make_blobs(job)
     assert psutil.Process().num_fds() == before
 
 
@@ -303,9 +303,9 @@ class Index:
 
 
 def test_a_file_that_ends_too_early_for_what_is_unpacked_is_not_the_drivers_end() -> None:
-    descriptor = to_descriptor(Index(), "a value")
+    descriptor = write_blob(Index(), "a value")
     try:
         with pytest.raises(RuntimeError, match="EOFError: Ran out of input"):
-            worker._unpacked(descriptor)
+            worker._unpack(descriptor)
     finally:
         os.close(descriptor)

@@ -21,11 +21,11 @@ import argosy
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Checkpoint, Cloned, SectionEnded
 from argosy.results.fold import MemberState, RunState
-from argosy.running.control.clone import Clone, newest_file
+from argosy.running.control.clone import Clone, newest_checkpoint
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
-from argosy.running.directory.study_json import NEWCOMERS, found_study, write_json
+from argosy.running.directory.study_json import NEWCOMERS, read_study, write_json
 
 EPOCHS = 6
 RATE = partial(SGD, lr=0.05, momentum=0.9)
@@ -46,8 +46,8 @@ def asking(
 
     def act(driver: Driver) -> None:
         if not left and len(driver.state.member("one").sections) >= after:
-            left.extend(inbox.leave(run, {"command": "clone", **command}) for command in commands)
-            left.extend(inbox.leave(run, command) for command in (also,) if command)
+            left.extend(inbox.write_command(run, {"command": "clone", **command}) for command in commands)
+            left.extend(inbox.write_command(run, command) for command in (also,) if command)
 
     living.at_every_round(monkeypatch, act)
 
@@ -166,7 +166,7 @@ def test_a_clone_is_never_before_its_source_on_a_tie() -> None:
     file = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0, best="best-e0000.0.pt")
     state.members["one"].saved = [file]
     for name, source in (("clone", "one"), ("clones-clone", "clone")):
-        state.apply(Cloned(member=name, source=source, changes={}, checkpoint=newest_file(state.member(source))))
+        state.apply(Cloned(member=name, source=source, changes={}, checkpoint=newest_checkpoint(state.member(source))))
         assert state.member(name).best is None
         assert state.member(name).saved == [dataclasses.replace(file, best=None)]
     for name in ("clone", "clones-clone"):
@@ -205,7 +205,7 @@ def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
     write_json(tmp_path / "study.json", summary)
     lines = [{"members": {name: summary["members"]["one"]}, "parts": {}} for name in ("later", "last")]
     (tmp_path / NEWCOMERS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = found_study(tmp_path)
+    found = read_study(tmp_path)
     assert found is not None and [*found["members"]] == ["one", "two", "later", "last"]
 
 
@@ -261,8 +261,8 @@ def test_a_clone_of_who_is_at_its_end_is_done_though_nobody_trains_beside_whom_i
 
 def test_a_source_whose_file_of_an_epochs_end_is_gone_has_none() -> None:
     files = [Checkpoint(file=f"{n}", sha256="", epoch=2, section=0, position=n, carried=0) for n in (0, 30, 60)]
-    assert newest_file(MemberState(name="m", saved=files[:2])) == files[0]
-    assert newest_file(MemberState(name="m", saved=files)) is None
+    assert newest_checkpoint(MemberState(name="m", saved=files[:2])) == files[0]
+    assert newest_checkpoint(MemberState(name="m", saved=files)) is None
 
 
 def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +391,7 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
     def act(driver: Driver) -> None:
         if not left:
             left.extend(
-                inbox.leave(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
+                inbox.write_command(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
                 for name in ("same", "other")
             )
 
@@ -427,7 +427,7 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
             file.unlink()
         if len(left) < 3:
             wanted = command("abc"[len(left)], "done", warm=len(left) < 2, optimizer__lr=0.2)
-            left.append(inbox.leave(run, {"command": "clone", **wanted}))
+            left.append(inbox.write_command(run, {"command": "clone", **wanted}))
 
     living.at_every_round(monkeypatch, act)
     report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:1")

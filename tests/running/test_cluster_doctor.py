@@ -14,8 +14,8 @@ import pytest
 from argosy.errors import WorkerError
 from argosy.running.doctor import cluster as cluster_doctor
 from argosy.running.doctor import cluster_checks
-from argosy.running.doctor.cluster import answer, examine_cluster
-from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
+from argosy.running.doctor.cluster import examine_cluster, examine_other_node
+from argosy.running.doctor.cluster_checks import Findings, MeasuredLink, NodeInfo, Samples, judge_cluster
 from argosy.running.hosts.place import JobPlace
 from argosy.stream import listener
 
@@ -104,7 +104,7 @@ def hidden(patch: pytest.MonkeyPatch) -> None:
     """Its port lets nobody in."""
     told = cluster_doctor._Desk.here
 
-    def here(desk: Any, rank: int, address: str) -> Here:
+    def here(desk: Any, rank: int, address: str) -> NodeInfo:
         found = told(desk, rank, address)
         desk._listener._selector.unregister(desk._listener._socket)
         desk._listener._socket.close()
@@ -134,17 +134,17 @@ def test_nodes_that_do_not_find_each_other_say_so_in_time(tmp_path: Path, monkey
     assert checks["nodes"].found.startswith("1 of 2: rank 0 on ")
     assert "--dir DIR that all nodes see" in checks["nodes"].fix
     with pytest.raises(WorkerError, match=r"within 0\.2 s: it has left no notice"):
-        answer(place(1), tmp_path / "there", None)
+        examine_other_node(place(1), tmp_path / "there", None)
     assert not list(tmp_path.iterdir())
 
 
-def node(rank: int, **other: Any) -> Here:
+def node(rank: int, **other: Any) -> NodeInfo:
     fixed: dict[str, Any] = {"host": f"host-{rank}", "address": f"10.0.0.{rank + 1}", "port": 40000 + rank}
-    return Here(rank=rank, **({"versions": {"python": "3.12.1", "torch": "2.13.0"}, **fixed} | other))
+    return NodeInfo(rank=rank, **({"versions": {"python": "3.12.1", "torch": "2.13.0"}, **fixed} | other))
 
 
-def found(name: str, nodes: list[Here], findings: dict[int, Findings]) -> Any:
-    return next(check for check in judge(nodes, len(nodes), findings, []) if check.name == name)
+def found(name: str, nodes: list[NodeInfo], findings: dict[int, Findings]) -> Any:
+    return next(check for check in judge_cluster(nodes, len(nodes), findings, []) if check.name == name)
 
 
 def test_a_clock_counts_as_wrong_only_where_the_round_trip_cannot_explain_it() -> None:

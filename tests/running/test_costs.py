@@ -11,8 +11,8 @@ from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import Measured
 from argosy.results.fold import RunState
-from argosy.running.control.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
-from argosy.running.control.measuring import Measuring
+from argosy.running.control.costs import ASSUMED_LINK, Link, ObservedRates, even_out, profile_of
+from argosy.running.control.measuring import CostTable
 from argosy.training.programs.shard.parallel import LONG_BYTES
 
 MEASURED = Measured(
@@ -52,25 +52,25 @@ def profile(measured: Measured = MEASURED):
 def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     member = studies.member()
-    Observed().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s were seen, 100 measured
-    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((75.0,))
-    Observed().remember(Observed().refresh(profile(), member, MEASURED), member, MEASURED, ENDED)
-    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((62.5,))
+    ObservedRates().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s were seen, 100 measured
+    assert ObservedRates().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((75.0,))
+    ObservedRates().remember(ObservedRates().refresh(profile(), member, MEASURED), member, MEASURED, ENDED)
+    assert ObservedRates().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((62.5,))
 
 
 def test_exact_steps_have_rates_of_their_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Observed(exact=True).remember(profile(), studies.member(), MEASURED, ENDED)
-    assert Observed(exact=True).refresh(profile(), studies.member(), MEASURED) != profile()
-    assert Observed().refresh(profile(), studies.member(), MEASURED) == profile()
+    ObservedRates(exact=True).remember(profile(), studies.member(), MEASURED, ENDED)
+    assert ObservedRates(exact=True).refresh(profile(), studies.member(), MEASURED) != profile()
+    assert ObservedRates().refresh(profile(), studies.member(), MEASURED) == profile()
 
 
 def test_another_network_or_hyperparameter_is_another_member(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Observed().remember(profile(), studies.member(), MEASURED, ENDED)
-    assert Observed().refresh(profile(), studies.member(lr=0.5), MEASURED) == profile()
+    ObservedRates().remember(profile(), studies.member(), MEASURED, ENDED)
+    assert ObservedRates().refresh(profile(), studies.member(lr=0.5), MEASURED) == profile()
     other = replace(MEASURED, parameter_shapes="others")
-    assert Observed().refresh(profile(other), studies.member(), other) == profile(other)
+    assert ObservedRates().refresh(profile(other), studies.member(), other) == profile(other)
 
 
 def test_groups_pay_for_their_all_reduce() -> None:
@@ -107,8 +107,8 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
     crowded: str,
 ) -> None:
     study = studies.study(fleet=[studies.member("a", lr=0.1), studies.member("b", lr=0.2)])
-    measuring = Measuring(device_kind="cpu")
-    measuring.want(study.members)
+    measuring = CostTable(device_kind="cpu")
+    measuring.request_costs(study.members)
     measuring.handle(replace(MEASURED, member="a"))
     assert {profile.memory_bytes for profile in measuring.profiles("ab", study)} == {10}
     measuring.crowded(crowded, 1000)
@@ -132,12 +132,12 @@ class Own(nn.MSELoss):
 def test_one_is_measured_for_all_that_surely_do_the_same_work(
     losses: tuple[nn.Module, nn.Module], measured: list[str]
 ) -> None:
-    measuring = Measuring(device_kind="cpu")
+    measuring = CostTable(device_kind="cpu")
     members = [
         studies.member(name, lr=lr, loss=loss)
         for (name, lr), loss in zip((("a", 0.1), ("b", 0.2)), losses, strict=True)
     ]
-    measuring.want(members)
+    measuring.request_costs(members)
     assert measuring.representatives(beside=False) == measured
 
 
@@ -145,14 +145,14 @@ def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
-    study, measuring = studies.study(fleet=fleet), Measuring(device_kind="cpu")
-    measuring.want(fleet[:3])
+    study, measuring = studies.study(fleet=fleet), CostTable(device_kind="cpu")
+    measuring.request_costs(fleet[:3])
     measuring.handle(replace(MEASURED, member="a"))
     assert len(measuring.profiles("abc", study)) == 3
-    made, stepped, asked, stands = [], measuring._as_stepped, [], measuring._stands_for_others
-    monkeypatch.setattr(measuring, "_as_stepped", lambda profile: made.append(profile.member) or stepped(profile))
-    monkeypatch.setattr(measuring, "_stands_for_others", lambda name: asked.append(name) or stands(name))
-    measuring.want(fleet[3:])
+    made, stepped, asked, stands = [], measuring._at_program_costs, [], measuring._copy_to_equal_work
+    monkeypatch.setattr(measuring, "_at_program_costs", lambda profile: made.append(profile.member) or stepped(profile))
+    monkeypatch.setattr(measuring, "_copy_to_equal_work", lambda name: asked.append(name) or stands(name))
+    measuring.request_costs(fleet[3:])
     assert asked == ["a"]
     assert [profile.member for profile in measuring.profiles("d", study)] == made == ["d"]
 
@@ -160,8 +160,8 @@ def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other
 def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered() -> None:
     """The load of the device is then what was measured of the program, not a sum of what members cost alone."""
     fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
-    study, measuring = studies.study(fleet=fleet), Measuring(device_kind="cpu")
-    measuring.want(fleet)
+    study, measuring = studies.study(fleet=fleet), CostTable(device_kind="cpu")
+    measuring.request_costs(fleet)
     measuring.handle(replace(MEASURED, member="a"))
     alone = measuring.profiles("abcd", study)
     assert {profile.seconds_per_sample for profile in alone} == {0.01}
@@ -169,15 +169,15 @@ def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered
     packed = Packed(
         device="cpu:0", programs=(("a", "b", "c"), ("d",)), settled=True, seconds_per_sample=((1, 0.01), (3, 0.002))
     )
-    measuring.stepped(packed)
+    measuring.note_program_costs(packed)
     assert [profile.seconds_per_sample for profile in measuring.profiles("abcd", study)] == [0.002] * 3 + [0.01]
     state = RunState.of([packed, replace(ENDED, member="a")])
     measuring.remember(state, study)
-    other = Measuring(device_kind="cpu")
-    other.want(fleet)
+    other = CostTable(device_kind="cpu")
+    other.request_costs(fleet)
     other.handle(replace(MEASURED, member="a"))
     assert {profile.seconds_per_sample for profile in other.profiles("abcd", study)} == {0.01}
-    measuring.stepped(replace(packed, programs=tuple((name,) for name in "abcd")))
+    measuring.note_program_costs(replace(packed, programs=tuple((name,) for name in "abcd")))
     assert {profile.seconds_per_sample for profile in measuring.profiles("abcd", study)} == {0.01}
 
 
@@ -188,14 +188,14 @@ def test_plans_know_members_by_the_samples_of_the_stream_of_which_a_fold_makes_a
         studies.member("fold", lr=0.2, subset=range(30, 120)),
         studies.member("twice", lr=0.3, subset=[*range(120), *range(120)]),
     ]
-    study, measuring = studies.study(120, fleet=fleet), Measuring(device_kind="cpu", link=ASSUMED_LINK)
+    study, measuring = studies.study(120, fleet=fleet), CostTable(device_kind="cpu", link=ASSUMED_LINK)
     measuring.samples_per_epoch = 120
-    measuring.want(fleet)
+    measuring.request_costs(fleet)
     measuring.handle(replace(MEASURED, member="all", shard_seconds=(0.1,)))
     one, fold, twice = measuring.profiles(["all", "fold", "twice"], study)
     assert fold.samples_per_second == pytest.approx(tuple(rate / 0.75 for rate in one.samples_per_second))
     assert (one.rate(1), fold.rate(1), twice.rate(1)) == pytest.approx((100.0, 100.0 / 0.75, 50.0))
     # Its own 90 samples took 1.8 s, as those of the stream did.
     ended = replace(ENDED, member="fold", samples=90, seconds=1.8)
-    measuring.saw(ended, RunState.of([ended]).member("fold"))
+    measuring.update_rate(ended, RunState.of([ended]).member("fold"))
     assert [p.rate(1) for p in measuring.profiles(["all", "fold"], study)] == pytest.approx([50.0, 120 / 1.8])

@@ -163,7 +163,7 @@ def test_a_check_that_raises_has_failed() -> None:
     def failing() -> Check:
         raise OSError(24, "Too many open files")
 
-    check = doctor._guarded("memfd", failing)
+    check = doctor._run_check("memfd", failing)
     assert not check.ok
     assert "Too many open files" in check.found
 

@@ -19,11 +19,11 @@ def test_counters_wrap_and_may_fall_silent() -> None:
         return value
 
     meter = Meter({"package-0": Counter(read=read, wraps_at=100.0)})
-    told = []
+    joules = []
     for _ in range(5):
         meter.poll()
-        told.append(meter.told.get("package-0"))
-    assert told == [0.0, 5.0, 20.0, 20.0, 40.0]
+        joules.append(meter.joules.get("package-0"))
+    assert joules == [0.0, 5.0, 20.0, 20.0, 40.0]
 
 
 def zone(powercap: Path, number: str, name: str, energy: str = "0\n") -> Path:
@@ -53,11 +53,11 @@ def test_every_package_is_found_that_may_be_read(tmp_path: Path) -> None:
     for other in others:
         other.write_text("3000000\n")
     meter.poll()
-    assert meter.told == {"package-0": 2.5, "package-1-die-4": 2.0}
+    assert meter.joules == {"package-0": 2.5, "package-1-die-4": 2.0}
 
 
 def test_a_machine_that_tells_nothing_has_no_joules(tmp_path: Path) -> None:
-    assert Meter.here(gpus=False, powercap=tmp_path / "none").told == {}
+    assert Meter.here(gpus=False, powercap=tmp_path / "none").joules == {}
 
 
 class Library:
@@ -90,4 +90,4 @@ def test_gpus_count_millijoules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     meter = Meter.here(gpus=True, powercap=tmp_path / "none")
     library.millijoules = {1: 2_250}
     meter.poll()
-    assert meter.told == {"gpu 0": 1.2, "gpu 2": 0.0}
+    assert meter.joules == {"gpu 0": 1.2, "gpu 2": 0.0}

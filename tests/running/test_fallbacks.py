@@ -75,8 +75,8 @@ def ends_the_run(
     ("owner", "name"),
     [
         (admission, "obstacle"),
-        (fused_check, "_alone"),
-        (fused_check, "_together"),
+        (fused_check, "_run_alone"),
+        (fused_check, "_run_together"),
         (Fused, "begin"),
         (Fused, "of"),
         (Pass, "compiled"),
@@ -98,7 +98,7 @@ def test_an_error_of_argosys_own_ends_the_run(
         (Graphed, "_record"),
         (Replayed, "replay"),
         (evaluation.Evaluation, "_warm_up"),
-        (graphed, "leads_elsewhere"),
+        (graphed, "have_diverged"),
         (StaticInputs, "set_numbers"),
         (Several, "gradients"),
         (Single, "of"),
@@ -116,7 +116,7 @@ def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
 def test_an_error_of_argosys_own_ends_the_run_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_check, "_together", ours())
+    monkeypatch.setattr(fused_check, "_run_together", ours())
     with pytest.raises(WorkerError, match=r"(?s)cannot continue.*AssertionError: a bug"):
         train(tmp_path, study(), launcher="processes")
 

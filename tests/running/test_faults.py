@@ -349,14 +349,14 @@ study = studies.study(400, fleet=[studies.member("late", hidden=8)], epochs=2)
 
 
 def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) -> None:
-    from argosy.running.directory.inbox import leave
+    from argosy.running.directory.inbox import write_command
 
     directory = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(ADDED)
     run = Run.halted(directory, "SectionEnded", 2, ATTENTIVE + unsure(2), epochs=4)
-    leave(directory, {"command": "stop", "member": "odd"})
-    leave(directory, {"command": "add", "study": str(tmp_path / "newcomers.py")})
-    leave(directory, {"command": "stop", "member": "nobody"})
+    write_command(directory, {"command": "stop", "member": "odd"})
+    write_command(directory, {"command": "add", "study": str(tmp_path / "newcomers.py")})
+    write_command(directory, {"command": "stop", "member": "nobody"})
     run.go_on()
     assert run.end() == 0, run.errors
     # Each when it is true, whatever the order in which they were asked for.

@@ -11,8 +11,18 @@ from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint, Saved
 from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport, StartMember
 from argosy.running.hosts import file_transfer, remote_node
-from argosy.running.hosts.agent import BLOBS, Agent, EndWorker, Given, Ready, Said, Say, Start, Words
-from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox, pieces
+from argosy.running.hosts.agent import (
+    BLOBS,
+    Agent,
+    BlobsSent,
+    EndWorkers,
+    LogText,
+    Ready,
+    StartWorker,
+    WorkerCommand,
+    WorkerMessage,
+)
+from argosy.running.hosts.file_transfer import FilePiece, IncomingFiles, Outbox, read_pieces
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.processes import Processes
 from argosy.stream.wire import Peer
@@ -37,7 +47,7 @@ def test_a_file_arrives_whole_between_the_words_around_it(tmp_path: Path, size: 
     outbox.put("behind")
     heard = drained(outbox, there)
     assert (heard[0], heard[-1]) == ("before", "behind")
-    arrivals = Arrivals(tmp_path / "run", tmp_path / "run" / "arriving")
+    arrivals = IncomingFiles(tmp_path / "run", tmp_path / "run" / "arriving")
     path = tmp_path / "run" / "members" / "a" / "e0001.pt"
     for piece in heard[1:-1]:
         assert not path.exists()
@@ -59,7 +69,7 @@ def test_of_a_large_file_hardly_more_than_a_piece_waits_in_memory(tmp_path: Path
 
 
 def test_what_never_became_whole_is_forgotten(tmp_path: Path) -> None:
-    arrivals = Arrivals(tmp_path, tmp_path / "arriving")
+    arrivals = IncomingFiles(tmp_path, tmp_path / "arriving")
     arrivals.take(FilePiece("members/a/e0001.pt", b"half", last=False))
     arrivals.settle()
     arrivals.close()
@@ -70,7 +80,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"e0001\.pt, which another node needs, is in the journal but does not exist"
     ):
-        next(pieces("e0001.pt", tmp_path / "e0001.pt"))
+        next(read_pieces("e0001.pt", tmp_path / "e0001.pt"))
 
 
 def saved(epoch: int) -> Checkpoint:
@@ -82,11 +92,11 @@ def node(tmp_path: Path) -> tuple[RemoteNode, Peer]:
     """One that does not see the run directory, and its agent's end; the test is the agent."""
     here, there = Peer.pair()
     place = RemoteNode("node1", "host-1", here, tmp_path)
-    place.give({}, "mark")
-    place.let_go()
+    place.send_blobs({}, "mark")
+    place.flush_commands()
     there.send(Ready(sees_directory=False))
     assert place.receive() == []
-    assert there.receive() == [Given((), "mark", str(tmp_path), tuple(sys.path))]
+    assert there.receive() == [BlobsSent((), "mark", str(tmp_path), tuple(sys.path))]
     return place, there
 
 
@@ -96,17 +106,17 @@ def test_reports_come_behind_their_files_and_the_newest_two_stay(tmp_path: Path)
     start = StartMember(member="a", epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=())
     place.send("node1/cpu:0", Assign(assignment=1, start=(start,)))
     assert there.receive() == []  # kept until the next round
-    place.let_go()
-    assert [type(word) for word in there.receive()] == [Start, Say]
+    place.flush_commands()
+    assert [type(word) for word in there.receive()] == [StartWorker, WorkerCommand]
     folder = tmp_path / "members" / "a"
     for epoch in (1, 2, 3):
         file = saved(epoch).file
         there.send(FilePiece(f"members/a/{file}", bytes([epoch]), last=True))
-        there.send(Said("node1/cpu:0", SectionReport(events=(Saved(member="a", checkpoint=saved(epoch)),))))
+        there.send(WorkerMessage("node1/cpu:0", SectionReport(events=(Saved(member="a", checkpoint=saved(epoch)),))))
         ((worker, _),) = place.receive()
         assert (worker, (folder / file).read_bytes()) == ("node1/cpu:0", bytes([epoch]))
         place.send("node1/cpu:0", Journaled(files={"a": file}))
-        place.let_go()
+        place.flush_commands()
         assert (folder / "last.pt").resolve().name == file
     assert {path.name for path in folder.glob("e*.pt")} == {saved(2).file, saved(3).file}
 
@@ -118,10 +128,10 @@ def test_a_member_goes_on_there_from_a_file_that_is_there_before(tmp_path: Path)
     (tmp_path / "members" / "a" / saved(2).file).write_bytes(b"weights")
     start = StartMember(member="a", epoch=2, stream_epoch=2, checkpoint=saved(2), accumulate=1, notes=())
     place.send("node1/cpu:0", Assign(assignment=1, start=(start,)))
-    place.let_go()
+    place.flush_commands()
     heard = there.receive()
     assert heard[1] == FilePiece(f"members/a/{saved(2).file}", b"weights", last=True)
-    assert isinstance(heard[2], Say)
+    assert isinstance(heard[2], WorkerCommand)
 
 
 def test_workers_of_a_node_that_is_gone_are_lost_once_and_so_is_who_starts_there(tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_workers_of_a_node_that_is_gone_are_lost_once_and_so_is_who_starts_there
     assert place.receive() == [("node1/feeder-0", gone)]
     assert place.receive() == []
     place.send("node1/feeder-0", "a word")
-    place.let_go()
+    place.flush_commands()
     place.start("node1/feeder-1", "feeder")
     assert place.receive() == [("node1/feeder-1", gone)]
     place.close()
@@ -154,7 +164,7 @@ def test_a_node_that_says_nothing_for_long_is_gone(tmp_path: Path, monkeypatch: 
 def test_words_for_people_come_home(tmp_path: Path) -> None:
     place, there = node(tmp_path)
     for text in (b"one\n", b"two\n"):
-        there.send(Words("members/a/log.txt", text))
+        there.send(LogText("members/a/log.txt", text))
     place.receive()
     assert (tmp_path / "members" / "a" / "log.txt").read_text() == "one\ntwo\n"
     there.close()
@@ -165,9 +175,9 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
     descriptor = os.memfd_create("blob")
     os.write(descriptor, b"study")
     place = RemoteNode("node1", "host-1", here, tmp_path)
-    place.give({"trainer": descriptor}, "mark")
-    place.let_go()
-    given = Given(("trainer",), "mark", str(tmp_path), tuple(sys.path))
+    place.send_blobs({"trainer": descriptor}, "mark")
+    place.flush_commands()
+    given = BlobsSent(("trainer",), "mark", str(tmp_path), tuple(sys.path))
     assert there.receive() == [FilePiece(f"{BLOBS}trainer", b"study", last=True), given]
     os.close(descriptor)
     there.close()
@@ -178,5 +188,5 @@ def test_an_agent_goes_home_where_the_run_is_over_before_it_was_given_anything(t
     """As a directory is whose run has ended, or that holds another study's."""
     here, there = Peer.pair()
     here.send(FilePiece(f"{BLOBS}/trainer", b"half", last=False))
-    here.send(EndWorker())
+    here.send(EndWorkers())
     assert Agent(there, None, tmp_path).run(Processes()) == 0

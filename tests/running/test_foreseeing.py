@@ -11,9 +11,9 @@ from planning.cases import profile
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.planning import FILES, POLICIES, Situation
+from argosy.planning import MOVING_BY_FILES, POLICIES, Situation
 from argosy.plans import Plan
-from argosy.running.control.launching import Launching
+from argosy.running.control.launching import Planner
 from argosy.running.launch.inline import Inline, InlineWorkers
 from argosy.running.launch.limits import usable_cores
 from argosy.settings import Settings
@@ -22,7 +22,7 @@ from argosy.settings import Settings
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
 def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds: float, policy: str) -> None:
     # Together 4 epochs of 20 s and 4 of 10; apart 80 s, which is longer where each stream takes a core of what trains.
-    launching = Launching(
+    launching = Planner(
         cluster=Cluster.parse("1x2x80GB", kind="cpu", cores=2),
         policy_name="balanced",
         policy=POLICIES["balanced"],
@@ -38,9 +38,9 @@ def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds:
         epochs_left={"slow": 4, "fast": 8},
         samples_per_epoch=1000,
         preparation_samples_per_second=launching.preparation_rate,
-        moving=FILES,
+        moving=MOVING_BY_FILES,
     )
-    launching.foresee(situation)
+    launching.switch_policy(situation)
     assert launching.policy_name == policy and launching.policy is POLICIES[policy]
     assert launching.launch(replace(situation, epochs_left={})).policy == policy
 
@@ -51,7 +51,7 @@ def test_only_epochs_that_are_sure_are_known(
 ) -> None:
     seen: list[dict[str, int]] = []
     monkeypatch.setattr(InlineWorkers, "side_by_side", True)
-    monkeypatch.setattr(Launching, "foresee", lambda _, situation: seen.append(dict(situation.epochs_left)))
+    monkeypatch.setattr(Planner, "switch_policy", lambda _, situation: seen.append(dict(situation.epochs_left)))
     stop = argosy.MaxEpochs(2) if patience is None else argosy.Plateau("val_loss", patience) | argosy.MaxEpochs(2)
     fleet = [studies.member("a", stop=argosy.MaxEpochs(2)), studies.member("b", hidden=24, stop=stop)]
     study = studies.study(fleet=fleet)
@@ -74,12 +74,12 @@ def test_a_plan_knows_whether_a_run_would_split(
 ) -> None:
     seen: list[bool] = []
 
-    def launch(launching: Launching, situation: Situation, *rest: object) -> Plan:
+    def launch(launching: Planner, situation: Situation, *rest: object) -> Plan:
         seen.extend(profile.splittable for profile in situation.waiting)
         return launched(launching, situation, *rest)
 
-    launched = Launching.launch
-    monkeypatch.setattr(Launching, "launch", launch)
+    launched = Planner.launch
+    monkeypatch.setattr(Planner, "launch", launch)
     argosy.plan(splits.study("whole"), settings=Settings(devices="cpu:2", numerics=numerics))
     assert seen == [splittable]
 

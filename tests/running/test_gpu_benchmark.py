@@ -13,7 +13,7 @@ import late
 import pytest
 import torch
 
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
 devices = late.devices
@@ -95,7 +95,7 @@ def test_what_is_to_be_equal_to_the_bit_is_trained_exactly(
 @pytest.mark.usefixtures("devices")
 def test_work_space_of_libraries_counts_for_no_member(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATE_BYTES", "1000000")
-    backend = backend_of("late:0")
+    backend = open_backend("late:0")
     backend.activate()
     before = script._memory_in_use(backend)
     weights = torch.ones(8, 8, requires_grad=True)

@@ -147,7 +147,7 @@ def test_a_run_that_was_paused_goes_on_in_the_same_shares(
 
         def pauses(driver: Driver) -> None:
             if driver.state.member("wide").sections:
-                driver.requests.want_pause("a test")
+                driver.requests.request_pause("a test")
 
         living.at_every_round(patched, pauses)
         report = train(tmp_path, patched, first)
@@ -275,7 +275,7 @@ def test_a_member_on_several_devices_is_stopped_by_command(
 
     def stops(driver: Driver) -> None:
         if not told and driver.state.member("wide").sections:
-            told.append(inbox.leave(tmp_path, {"command": "stop", "member": "wide"}))
+            told.append(inbox.write_command(tmp_path, {"command": "stop", "member": "wide"}))
 
     living.at_every_round(monkeypatch, stops)
     members = [

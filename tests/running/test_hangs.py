@@ -16,7 +16,7 @@ import torch
 
 from argosy import Data
 from argosy.running.control.hangs import OBSERVATIONS, Hangs
-from argosy.running.launch.activity import activity
+from argosy.running.launch.activity import tree_activity
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat, Sign
 from argosy.stream.loaders import Task, start_loader
@@ -77,7 +77,7 @@ def watch(
     while (seconds := time.monotonic() - began) < PATIENCE and (seconds < at_least or not found.keys() >= {*wanted}):
         for name, (heartbeat, pid) in heartbeats.items():
             if name not in found:
-                hangs.observe(time.monotonic(), name, heartbeat.read(), partial(activity, pid))
+                hangs.observe(time.monotonic(), name, heartbeat.read(), partial(tree_activity, pid))
         found |= {name: (doing, seconds) for name, doing, seconds in hangs.hanging()}
         time.sleep(0.05)
     return found

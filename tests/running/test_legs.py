@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from argosy.plans import Flotilla, Placement
 from argosy.protocol.feeder import Credit, Hold, Leg
-from argosy.running.control.legs import Change, Gate, LiveLeg, difference, placed_anew
+from argosy.running.control.legs import Change, Gate, LiveLeg, assignment_changes, resplit_members
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 
@@ -31,7 +31,7 @@ def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
 def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
     now: dict[str, list[str]], wanted: dict[str, list[str]]
 ) -> None:
-    changes, leg = difference(now, wanted), LiveLeg(number=0, flotilla=PLANNED, feeders=(), until=0)
+    changes, leg = assignment_changes(now, wanted), LiveLeg(number=0, flotilla=PLANNED, feeders=(), until=0)
     for device, members in now.items():
         leg.change(device, 0, Change(start=tuple(members)))
     for device, change in changes.items():
@@ -70,9 +70,9 @@ def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> N
         ("moves", {"d1": 1.0}),
         ("stays", whole),
     )
-    anew = placed_anew(now, wanted)
+    anew = resplit_members(now, wanted)
     assert anew == {"shares", "parts", "joins"}
-    changes = difference(
+    changes = assignment_changes(
         {"d0": ["same", "shares"], "d1": ["same", "shares"]}, {"d0": ["same", "shares"], "d1": ["shares", "same"]}, anew
     )
     assert changes == {device: Change(leave=("shares",), start=("shares",)) for device in ("d0", "d1")}
@@ -111,7 +111,7 @@ class World:
             course.begin(Leg(number=7, section=first, position=0))
         for number in range(draw.randint(1, 4)):
             self._join(f"m{number}", draw.choice(DEVICES))
-        self._allow(self.leg.reach(turns=None))
+        self._allow(self.leg.credit_limit(turns=None))
 
     # ---- the driver
 
@@ -130,7 +130,9 @@ class World:
         self.leg.until = until
         for name, orders in self.orders.items():
             assignments = {
-                device: assignment for device, assignment in self.leg.numbers().items() if self.node[device] == name
+                device: assignment
+                for device, assignment in self.leg.assignment_numbers().items()
+                if self.node[device] == name
             }
             orders.append(Credit(leg=7, until=until, horizon=None, assignments=assignments))
 
@@ -145,7 +147,7 @@ class World:
             assert left >= 0
             self.leg.free_until[name] = section + 1 + (self.draw.randint(1, left) if left else 0)
         if device in self.leg.assignments:
-            self.leg.reported(device, section)
+            self.leg.note_section_end(device, section)
 
     def handle_held(self, feeder: str) -> None:
         if self.leg.held(feeder, self.answers[feeder].popleft()):
@@ -162,8 +164,8 @@ class World:
     def go_on(self) -> None:
         leg = self.leg
         if not leg.at_barrier:
-            if leg.gate is Gate.OPEN and leg.reach(turns=None) > leg.until:
-                self._allow(leg.reach(turns=None))
+            if leg.gate is Gate.OPEN and leg.credit_limit(turns=None) > leg.until:
+                self._allow(leg.credit_limit(turns=None))
             return
         self.barriers += 1
         for device in leg.devices:
@@ -180,7 +182,7 @@ class World:
         if self.draw.random() < 0.4:
             self._join(f"n{self.barriers}", self.draw.choice(DEVICES))
         if leg.members:
-            self._allow(leg.reach(turns=None))
+            self._allow(leg.credit_limit(turns=None))
 
     # ---- the others
 

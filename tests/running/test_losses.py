@@ -7,7 +7,7 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.running.control.losses import Loss, Regrouping, Way, next_division
+from argosy.running.control.losses import Loss, RecoveryWay, Regrouping, next_micro_batches
 
 TRAINERS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 
@@ -17,7 +17,7 @@ def test_it_is_over_when_all_that_were_asked_have_let_go(seed: int) -> None:
     draw, regrouping = Random(seed), Regrouping()
     assert not regrouping.over
     for _ in range(3):
-        regrouping.let_go(draw.choice(TRAINERS))  # One may be lost at any time.
+        regrouping.mark_released(draw.choice(TRAINERS))  # One may be lost at any time.
         assert not regrouping.over
         asked = draw.sample(TRAINERS, draw.randint(0, 4))
         regrouping.begin(asked, until=1.0)
@@ -26,7 +26,7 @@ def test_it_is_over_when_all_that_were_asked_have_let_go(seed: int) -> None:
             assert regrouping.under_way
             assert not regrouping.over
             trainer = draw.choice(TRAINERS)
-            regrouping.let_go(trainer)
+            regrouping.mark_released(trainer)
             left.discard(trainer)
         assert regrouping.over
         regrouping.end()
@@ -53,7 +53,7 @@ def test_divided_batches_get_smaller_and_leave_batch_norm_no_sample_alone(
     def fits(number: int) -> bool:
         return max(parts_of(number)) < max(parts_of(now)) and not (batch_norm and 1 in parts_of(number))
 
-    found = next_division(member, length, now, batch_norm=batch_norm)
+    found = next_micro_batches(member, length, now, batch_norm=batch_norm)
     if found is None:
         assert not any(fits(number) for number in range(now + 1, batch_size + 1))
     else:
@@ -65,14 +65,14 @@ def test_who_does_not_let_go_in_time_is_named_once_and_waited_for_until_it_is_go
     regrouping = Regrouping()
     regrouping.begin(["cpu:0", "cpu:1"], until=10.0)
     regrouping.begin(["cpu:2"], until=20.0)
-    regrouping.let_go("cpu:1")
-    assert regrouping.late(10.0) == []
-    assert regrouping.late(11.0) == ["cpu:0"]
-    assert regrouping.late(12.0) == []
+    regrouping.mark_released("cpu:1")
+    assert regrouping.take_overdue(10.0) == []
+    assert regrouping.take_overdue(11.0) == ["cpu:0"]
+    assert regrouping.take_overdue(12.0) == []
     assert not regrouping.over
-    regrouping.let_go("cpu:0")
-    assert regrouping.late(21.0) == ["cpu:2"]
-    regrouping.let_go("cpu:2")
+    regrouping.mark_released("cpu:0")
+    assert regrouping.take_overdue(21.0) == ["cpu:2"]
+    regrouping.mark_released("cpu:2")
     assert regrouping.over
 
 
@@ -83,14 +83,18 @@ def loss(**changed: float) -> Loss:
 
 
 def test_a_stream_that_costs_nothing_is_had_to_the_end() -> None:
-    assert loss().cheapest is Way.APART
-    assert loss(sample_seconds=0.010).cheapest is Way.APART
+    assert loss().cheapest is RecoveryWay.APART
+    assert loss(sample_seconds=0.010).cheapest is RecoveryWay.APART
 
 
 def test_a_dear_stream_is_had_until_the_others_are_met() -> None:
-    assert loss(sample_seconds=0.012, to_meeting=10).cheapest is Way.MEET
-    assert loss(sample_seconds=0.012, to_meeting=10).costs == {Way.APART: 12.0, Way.MEET: 10.12, Way.BACK: 11.0}
+    assert loss(sample_seconds=0.012, to_meeting=10).cheapest is RecoveryWay.MEET
+    assert loss(sample_seconds=0.012, to_meeting=10).costs == {
+        RecoveryWay.APART: 12.0,
+        RecoveryWay.MEET: 10.12,
+        RecoveryWay.BACK: 11.0,
+    }
 
 
 def test_where_even_that_is_dearer_than_a_restart_all_go_back() -> None:
-    assert loss(sample_seconds=0.012).cheapest is Way.BACK
+    assert loss(sample_seconds=0.012).cheapest is RecoveryWay.BACK

@@ -18,7 +18,7 @@ from family import SCRIPT, Run
 import argosy
 from argosy.disk.cached import cache_folder
 from argosy.errors import DiskError, WorkerError
-from argosy.errors.system import disk_refused, means_refused, refusals_told
+from argosy.errors.system import disk_refused, explain_refusals, resources_refused
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 
@@ -34,7 +34,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("number", ADVICE)
 def test_means_are_told_apart(number: int) -> None:
-    told = means_refused(OSError(number, os.strerror(number)), "feeder-0")
+    told = resources_refused(OSError(number, os.strerror(number)), "feeder-0")
     assert isinstance(told, WorkerError)
     assert str(told).startswith(f"feeder-0: [Errno {number}]")
     assert ADVICE[number] in str(told)
@@ -49,13 +49,13 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
         (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk is failing"),
     ]
     for error, kind, words in told:
-        with pytest.raises(kind, match=words), refusals_told(tmp_path):
+        with pytest.raises(kind, match=words), explain_refusals(tmp_path):
             raise error
     for error in (
         FileNotFoundError(errno.ENOENT, "no such file", "/data"),
         PermissionError(errno.EACCES, "no", "/data"),
     ):
-        with pytest.raises(type(error), match="/data"), refusals_told(tmp_path):
+        with pytest.raises(type(error), match="/data"), explain_refusals(tmp_path):
             raise error
     assert "Check the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
 

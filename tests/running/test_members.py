@@ -15,9 +15,9 @@ from argosy.errors import RunError
 from argosy.protocol.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
 from argosy.results.fold import RunState
 from argosy.running.control import positions
-from argosy.running.control.members import LAWFUL, Leaving, Members, State
+from argosy.running.control.members import TRANSITIONS, Leaving, Members, State
 from argosy.running.control.positions import Positions
-from argosy.running.control.resume import Resume
+from argosy.running.control.resume import ResumePoint
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
@@ -44,12 +44,16 @@ class World:
         """Some of those that wait go on, or begin, with the stream where it is."""
         positions, members = self.positions, self.members
         positions.join(members.waiting, self.epoch)
-        names = [name for name in members.waiting if positions.place(name) == self.epoch and self.draw.random() < 0.7]
-        assigned = positions.assigned(names)
-        if assigned is not None:
-            assert set(assigned.members) <= set(names)
-            self.state.apply(assigned)
-        assert positions.assigned(names) is None, "it is journaled"
+        names = [
+            name
+            for name in members.waiting
+            if positions.stream_section(name) == self.epoch and self.draw.random() < 0.7
+        ]
+        assigned_event = positions.assigned_event(names)
+        if assigned_event is not None:
+            assert set(assigned_event.members) <= set(names)
+            self.state.apply(assigned_event)
+        assert positions.assigned_event(names) is None, "it is journaled"
         members.place(names)
         members.assign(names)
         for name in names:
@@ -109,15 +113,15 @@ class World:
             self.members.rest(name)
             return
         if what == "wait":
-            self.members.saved(name)
+            self.members.mark_saved(name)
         else:
-            self.members.take_back(name)
+            self.members.resume(name)
         # A stream that is behind has to come again for those that were lost.
-        self.epoch = min([self.epoch, *map(self.positions.place, self.members.waiting)])
+        self.epoch = min([self.epoch, *map(self.positions.stream_section, self.members.waiting)])
         for other in list(self.assigned):
             self.save(other)
             self.members.regroup([other])
-            self.members.take_back(other)
+            self.members.resume(other)
             del self.assigned[other]
 
     def call(self) -> None:
@@ -153,7 +157,7 @@ def test_thousands_of_members_in_an_epoch_of_all_samples_need_no_order_to_go_on(
     saved = Checkpoint(file="e0001-s0000030.pt", sha256="", epoch=1, section=0, position=30)
     study = studies.study(90, val=9, fleet=[studies.member(name) for name in NAMES])
     found = Positions(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
-    found._points.update({name: Resume(member=name, stream_epoch=1, checkpoint=saved) for name in NAMES})
+    found._points.update({name: ResumePoint(member=name, stream_epoch=1, checkpoint=saved) for name in NAMES})
     assert found.leg_for(NAMES, LENGTHS).position == 30
 
 
@@ -163,14 +167,14 @@ def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> Non
     positions = Positions(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
     members = Members(positions)
     members.begin()
-    assert (members.waiting, positions.place("a")) == (["a"], 0)
-    assert (positions.epochs_left("a"), positions.last_section("a")) == (2, 6)
+    assert (members.waiting, positions.stream_section("a")) == (["a"], 0)
+    assert (positions.epochs_left("a"), positions.end_section("a")) == (2, 6)
     assert positions.leg_for(["a"], LENGTHS).section == 0
     positions.enter(["a"])
     positions.join(["a"], 7)
-    assert (positions.place("a"), positions.last_section("a")) == (28, 34)
+    assert (positions.stream_section("a"), positions.end_section("a")) == (28, 34)
     positions.join(["a"], 5)
-    assert positions.place("a") == 28, "no stream epoch that is behind it"
+    assert positions.stream_section("a") == 28, "no stream epoch that is behind it"
 
 
 @pytest.mark.parametrize("state", State)
@@ -183,13 +187,13 @@ def test_a_change_that_is_not_lawful_is_named(tmp_path: Path, state: State) -> N
         members._members["a"].state = state
         members._of_state[State.WAITING].clear()
         members._of_state[state].add("a")
-        if wanted in LAWFUL[state]:
+        if wanted in TRANSITIONS[state]:
             members._to("a", wanted)
-            assert members.having(wanted) == ["a"]
+            assert members.in_states(wanted) == ["a"]
         else:
             with pytest.raises(AssertionError, match=f"^a is {state} and cannot become {wanted}$"):
                 members._to("a", wanted)
-            assert members.having(state) == ["a"]
+            assert members.in_states(state) == ["a"]
 
 
 def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             file.write_text(
                 f"import studies, test_newcomers as here\nstudy = studies.study(90, fleet=[{text}], epochs=2)\n"
             )
-            left.append(inbox.leave(tmp_path / "run", {"command": "add", "study": str(file)}))
+            left.append(inbox.write_command(tmp_path / "run", {"command": "add", "study": str(file)}))
 
     return leave
 
@@ -266,7 +266,7 @@ def test_a_trial_that_is_measured_beside_others_can_be_stopped(tmp_path: Path, m
 
     def act(driver: Driver) -> None:
         if late in driver.members.new and not left:
-            left.append(inbox.leave(tmp_path, {"command": "stop", "member": late}))
+            left.append(inbox.write_command(tmp_path, {"command": "stop", "member": late}))
 
     living.at_every_round(monkeypatch, act)
     asked, brings = replace(study, members=study.members[:1]), fakes.Brings(study.members[1:], after=first)

@@ -16,12 +16,12 @@ from strangers import STRANGER, as_stranger, public  # noqa: F401
 import argosy
 from argosy.cli import report as reporting_cli
 from argosy.disk.cached import NOWHERE, cache_folder
-from argosy.disk.files import appending, check_directory, make_folder, replacing
+from argosy.disk.files import check_directory, make_folder, open_append, replacing
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
-from argosy.running.directory.inbox import Inbox, leave, tell
-from argosy.running.directory.journal import Lock, at_work
-from argosy.running.hosts.agent import serve
+from argosy.running.directory.inbox import Inbox, send_commands, write_command
+from argosy.running.directory.journal import Lock, has_driver
+from argosy.running.hosts.agent import run_job_process
 from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.settings import Settings
@@ -52,7 +52,7 @@ def test_an_agent_takes_no_directory_of_another_user(public: Path) -> None:  # n
     as_stranger(invite)
     listener.settimeout(0)
     with pytest.raises(RunError, match=f"run belongs to user {STRANGER}, who could make the run execute any code"):
-        serve(jobs.place(1), Settings(), theirs)
+        run_job_process(jobs.place(1), Settings(), theirs)
     with pytest.raises(BlockingIOError):
         listener.accept()
     with pytest.raises(RunError, match=f"belongs to user {STRANGER}"):
@@ -122,14 +122,14 @@ def test_whatever_the_umask_no_other_user_may_write_what_a_run_makes(tmp_path: P
 def test_nor_what_optuna_writes_there_through_no_link(tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
-        sampling._file(tmp_path / "optuna.log")
+        sampling._open_journal(tmp_path / "optuna.log")
     finally:
         os.umask(before)
     assert not (tmp_path / "optuna.log").stat().st_mode & 0o022
     (tmp_path / "optuna.log").unlink()
     (tmp_path / "optuna.log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunError, match=r"optuna\.log is a symbolic link"):
-        sampling._file(tmp_path / "optuna.log")
+        sampling._open_journal(tmp_path / "optuna.log")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -147,11 +147,11 @@ def test_a_directory_that_is_put_in_the_place_of_the_runs_gives_no_commands(publ
     """Its parent may be another user's, who can rename it while the run goes on."""
     mine = public / "run"
     mine.mkdir(mode=0o700)
-    leave(mine, {"command": "stop", "member": "one"})
+    write_command(mine, {"command": "stop", "member": "one"})
     inbox = Inbox(mine / "commands", ())
     assert len(inbox.new()) == 1
     shutil.rmtree(mine)
-    as_stranger(lambda: (mine.mkdir(), leave(mine, {"command": "stop", "member": "two"})))
+    as_stranger(lambda: (mine.mkdir(), write_command(mine, {"command": "stop", "member": "two"})))
     inbox._looked = 0.0
     assert inbox.new() == []
 
@@ -229,7 +229,7 @@ def test_a_user_who_may_read_a_run_but_for_its_lock_sees_whether_it_goes_on(publ
             pass
 
     def look() -> None:
-        assert (at_work(ended), at_work(going)) == (False, True)
+        assert (has_driver(ended), has_driver(going)) == (False, True)
 
     with Lock(going / "run.lock"):
         as_stranger(look)
@@ -289,7 +289,7 @@ def test_what_is_appended_to_a_link_or_a_pipe_is_refused(tmp_path: Path, name: s
     for plant in (lambda: path.symlink_to(treasure), lambda: os.mkfifo(path)):
         plant()
         with pytest.raises(RunError, match=r"is a (symbolic link|pipe)"):
-            appending(path)
+            open_append(path)
         path.unlink()
     assert treasure.read_text() == "mine\n"
 
@@ -314,7 +314,7 @@ def test_readers_neither_wait_for_a_pipe_nor_follow_a_link(
     train(run)
     (run / name).unlink(missing_ok=True)
     plant(run / name)
-    reads = [argosy.load, partial(tell, run), lambda _: train(run, epochs=2)]
+    reads = [argosy.load, partial(send_commands, run), lambda _: train(run, epochs=2)]
     for read in reads if name == "run.lock" else [*reads[:1], audit, *reads[2:]]:
         with pytest.raises(RunError, match=rf"{name} is a (symbolic link|pipe), .*Move it away"):
             read(run)
@@ -333,6 +333,6 @@ def test_a_new_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_lock_that_says_nonsense_holds_nothing_up(tmp_path: Path) -> None:
     for text in ("0 \x00 1", "x" * 10_000, "9" * 500, f"abc {socket.gethostname()} 1", f"1 {socket.gethostname()}"):
         (tmp_path / "run.lock").write_text(text)
-        assert not at_work(tmp_path)
+        assert not has_driver(tmp_path)
         with Lock(tmp_path / "run.lock"):
-            assert at_work(tmp_path)
+            assert has_driver(tmp_path)

@@ -319,7 +319,7 @@ def test_where_samples_had_the_memory_the_same_program_makes_the_step_again(
 
 
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
-    "it has raised": (ProgramChoice, "broke", lambda *given: True),
+    "it has raised": (ProgramChoice, "handle_error", lambda *given: True),
     "members are saved": (ProgramChoice, "_regroup", lambda fusion, fusion_group, instances, parts: len(parts) == 2),
     "halves are journaled": (ProgramInstance, "step", lambda instance, *given: len(instance.assignment) == 6),
 }

@@ -16,7 +16,7 @@ import argosy
 from argosy.errors import MemberError, MemberFailed
 from argosy.protocol.events import SectionEnded
 from argosy.running.control import ending
-from argosy.running.control.measuring import Measuring
+from argosy.running.control.measuring import CostTable
 from argosy.running.directory.audit import audit
 from argosy.running.directory.records import Metrics
 from argosy.running.directory.study_json import write_json
@@ -117,7 +117,7 @@ def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
     def refuse(*args: Any) -> None:
         raise NotADirectoryError("no cache here")
 
-    monkeypatch.setattr(Measuring, "remember", refuse)
+    monkeypatch.setattr(CostTable, "remember", refuse)
     monkeypatch.setattr(ending, "settle_files", refuse)
     assert train(tmp_path).status == "done"
     ends, written = list[str](), Metrics.write

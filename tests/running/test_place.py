@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from argosy.errors import PlanError
-from argosy.running.hosts.place import JobPlace, place_asked, place_of, seconds_left
+from argosy.running.hosts.place import JobPlace, choose_job_place, find_job_place, seconds_left
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -132,16 +132,16 @@ ALONE = {
 @pytest.mark.parametrize("how", STARTED)
 def test_every_launcher_says_where_a_process_stands(how: str) -> None:
     environment, place = STARTED[how]
-    assert place_of(environment) == place
-    assert place_asked("auto", environment) == place_asked("agents", environment) == place
-    assert place_asked("processes", environment) is None
+    assert find_job_place(environment) == place
+    assert choose_job_place("auto", environment) == choose_job_place("agents", environment) == place
+    assert choose_job_place("processes", environment) is None
 
 
 @pytest.mark.parametrize("how", ALONE)
 def test_a_process_that_nobody_started_beside_others_is_alone(how: str) -> None:
-    assert place_of(ALONE[how]) is None
+    assert find_job_place(ALONE[how]) is None
     with pytest.raises(PlanError, match="launcher agents needs a job of several processes"):
-        place_asked("agents", ALONE[how])
+        choose_job_place("agents", ALONE[how])
 
 
 @pytest.mark.parametrize("how", ALONE)
@@ -149,9 +149,9 @@ def test_a_batch_script_that_uses_one_of_several_nodes_is_warned(how: str) -> No
     several = ALONE[how] | {"SLURM_JOB_NUM_NODES": "4"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert place_asked("auto", several) is None
-        assert place_asked("processes", several) is None
-        assert place_asked("auto", several | {"SLURM_JOB_NUM_NODES": "1"}) is None
+        assert choose_job_place("auto", several) is None
+        assert choose_job_place("processes", several) is None
+        assert choose_job_place("auto", several | {"SLURM_JOB_NUM_NODES": "1"}) is None
     said = [str(one.message) for one in caught]
     assert len(said) == (how != "a step of one task")
     assert not said or said[0].startswith(
@@ -161,11 +161,11 @@ def test_a_batch_script_that_uses_one_of_several_nodes_is_warned(how: str) -> No
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PlanError, match=r"srun reports SLURM_PROCID='two', which is not a number"):
-        place_of(SLURM | {"SLURM_PROCID": "two"})
+        find_job_place(SLURM | {"SLURM_PROCID": "two"})
     with pytest.raises(PlanError, match="mpirun started 5 processes, 2 of them on this node"):
-        place_of(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "5"})
+        find_job_place(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "5"})
     with pytest.raises(PlanError, match="srun reports rank 3 of 3"):
-        place_of(SLURM | {"SLURM_PROCID": "3"})
+        find_job_place(SLURM | {"SLURM_PROCID": "3"})
 
 
 def test_the_end_of_a_job_of_slurm_leaves_time_to_save() -> None:

@@ -159,4 +159,4 @@ def test_a_choice_counts_for_about_as_many_members(before: dict[int, Any], count
     if count == 3:
         group.refuse("graphed", "it reads a value")
     assert group.next(count) == (ALONE if wanted is None else wanted)
-    assert group.measures(count) == (wanted is None)
+    assert group.needs_measuring(count) == (wanted is None)

@@ -22,13 +22,13 @@ from family import COMMAND, Run, study_file
 
 import argosy
 from argosy.disk import settled
-from argosy.disk.files import append_descriptor
+from argosy.disk.files import open_append_descriptor
 from argosy.errors import DiskError, RunError
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.running.control.resume import settle_files
 from argosy.running.directory import audit as audit_of
-from argosy.running.directory.anew import set_aside
+from argosy.running.directory.anew import set_run_aside
 from argosy.running.directory.journal import Lock
 from argosy.stream.order import split_order
 
@@ -117,7 +117,7 @@ def test_a_lock_is_that_of_the_directory_which_is_there_when_it_is_taken(tmp_pat
     """Another command has it for a moment, to move the directory aside and begin anew."""
     run = tmp_path / "run"
     run.mkdir()
-    descriptor = append_descriptor(run / "run.lock")
+    descriptor = open_append_descriptor(run / "run.lock")
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
         lock = pool.submit(Lock(run / "run.lock").__enter__)
@@ -136,10 +136,10 @@ def test_a_run_that_another_command_has_set_aside_is_not_moved_again(tmp_path: P
     run = tmp_path / "run"
     run.mkdir()
     (run / "journal.jsonl").touch()
-    descriptor = append_descriptor(run / "run.lock")
+    descriptor = open_append_descriptor(run / "run.lock")
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
-        moved = pool.submit(set_aside, run)
+        moved = pool.submit(set_run_aside, run)
         time.sleep(0.2)
         run.rename(tmp_path / "run.old-1")
         if begun:

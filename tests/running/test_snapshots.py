@@ -16,7 +16,7 @@ from torch import nn
 import argosy
 from argosy import EMA, EnsemblePlateau, MaxEpochs
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.select import How, of_probabilities, selected
+from argosy.ensembling.select import How, negative_log_likelihood, select_weights
 from argosy.training.member import checkpoint
 from argosy.training.member.snapshots import MOST, Snapshots, unstacked
 
@@ -156,7 +156,7 @@ def test_the_ensemble_is_a_choice_of_all_that_is_kept(select: How, tmp_path: Pat
         networks[f"{name}@{epoch + 1}"] = network.eval()
     with torch.no_grad():
         terms = torch.stack([n(x).double().softmax(1).gather(1, y[:, None])[:, 0] for n in networks.values()])
-    weights = dict(zip(networks, selected(terms, of_probabilities, select), strict=True))
+    weights = dict(zip(networks, select_weights(terms, negative_log_likelihood, select), strict=True))
     ensemble = report.ensemble(select=select)
     assert dict(zip(ensemble.names, ensemble.weights.tolist(), strict=True)) == pytest.approx(
         {name: weight for name, weight in weights.items() if weight}

@@ -7,7 +7,7 @@ import pytest
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.protocol.trainer import SumsTimed
-from argosy.running.control.splitting import Timing, measuring_of_run
+from argosy.running.control.splitting import AllReduceTiming, make_cost_table
 from argosy.settings import Settings
 
 
@@ -30,14 +30,14 @@ def cluster(count: int, kind: str = "cpu") -> Cluster:
 def test_who_may_be_split_where(
     count: int, kind: str, numerics: Any, side_by_side: bool, words: str, groups: int
 ) -> None:
-    measuring = measuring_of_run(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
+    measuring = make_cost_table(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
     assert measuring.groups == groups
     assert [note for note in measuring.notes if words and words in note] == list(measuring.notes)
     assert bool(measuring.notes) == bool(words)
 
 
 def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() -> None:
-    timing = Timing()
+    timing = AllReduceTiming()
     assert [*timing.commands("abcdefg", lambda: "there")] == list("abcd")
     assert not timing.commands("abcdefg", lambda: "there")
     assert timing.handle("a", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
@@ -55,7 +55,7 @@ def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() 
 
 
 def test_where_no_group_comes_to_be_nobody_is_split() -> None:
-    timing = Timing()
+    timing = AllReduceTiming()
     assert timing.commands("ab", lambda: "there")
     assert timing.handle("a", SumsTimed(short_seconds=math.inf, long_seconds=math.inf)) is None
     assert timing.handle("b", SumsTimed(short_seconds=0.1, long_seconds=0.2)) is None

@@ -106,4 +106,4 @@ def test_devices_are_together_that_wait_for_the_same_others() -> None:
     assignments = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
     for device, members in assignments.items():
         leg.change(device, 1, Change(start=members))
-    assert sorted(leg.together) == [("a", "b", "c"), ("d", "e")]
+    assert sorted(leg.linked_devices) == [("a", "b", "c"), ("d", "e")]

@@ -18,14 +18,14 @@ from torch.optim import SGD
 
 import argosy
 from argosy import EnsemblePlateau, MaxEpochs
-from argosy.ensembling.select import of_probabilities
+from argosy.ensembling.select import negative_log_likelihood
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, Saved
-from argosy.running.control.steering import APART, Standing, Steering, decided, extrapolated
-from argosy.running.directory.answer_file import AnswerFile, answers_of
+from argosy.running.control.steering import APART, EnsembleJudge, EnsembleState, extrapolate_loss, select_ensemble
+from argosy.running.directory.answer_file import AnswerFile, parse_answers
 from argosy.running.directory.journal import read_journal
 from argosy.stream.order import permutation
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member.answers import Answers
 
 SCRIPT = """
@@ -66,7 +66,7 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     for name in wanted.names:
         with torch.no_grad():
             terms[name] = report.member(name).load().eval()(x).softmax(1).gather(1, y[:, None]).numpy()
-    again = decided(last.section, terms, {}, of_probabilities, holdout=0.25, seed=wanted.seed)
+    again = select_ensemble(last.section, terms, {}, negative_log_likelihood, holdout=0.25, seed=wanted.seed)
     assert again.weights == pytest.approx(last.weights)
     assert again.loss == pytest.approx(last.loss, abs=1e-5)
     assert again.held_out == pytest.approx(last.held_out, abs=1e-5)
@@ -76,17 +76,22 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     for rows, same in ((apart, True), (np.setdiff1d(np.arange(40), apart), False)):
         better = terms[worst].copy()
         better[rows] = 1.0
-        other = decided(last.section, {**terms, worst: better}, {}, of_probabilities, holdout=0.25, seed=wanted.seed)
+        other = select_ensemble(
+            last.section, {**terms, worst: better}, {}, negative_log_likelihood, holdout=0.25, seed=wanted.seed
+        )
         assert (other.weights == again.weights) is same
-    assert decided(last.section, terms, {}, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
+    assert (
+        select_ensemble(last.section, terms, {}, negative_log_likelihood, holdout=0.0, seed=wanted.seed).held_out
+        is None
+    )
 
 
 def test_a_loss_that_falls_by_one_power_comes_to_where_that_leads_and_one_that_rises_stays() -> None:
     losses = [3.0 * section**-0.7 for section in range(1, 26)]
-    assert extrapolated(losses[9], losses[4], section=10, back=5) == pytest.approx(losses[24])
-    assert extrapolated(losses[9], losses[8], section=10, back=1) == pytest.approx(losses[24])
-    assert extrapolated(2.0, 1.0, section=100_000, back=5) == 2.0
-    assert extrapolated(0.0, 0.0, section=10, back=5) == 0.0
+    assert extrapolate_loss(losses[9], losses[4], section=10, back=5) == pytest.approx(losses[24])
+    assert extrapolate_loss(losses[9], losses[8], section=10, back=1) == pytest.approx(losses[24])
+    assert extrapolate_loss(2.0, 1.0, section=100_000, back=5) == 2.0
+    assert extrapolate_loss(0.0, 0.0, section=10, back=5) == 0.0
 
 
 def test_of_use_is_also_a_member_that_is_on_its_way_and_one_of_which_nothing_is_known() -> None:
@@ -96,13 +101,13 @@ def test_of_use_is_also_a_member_that_is_on_its_way_and_one_of_which_nothing_is_
     reach = -math.log(0.9)
     expected = {**dict.fromkeys(terms, math.inf), "late": 0.99 * reach, "slow": 1.01 * reach}
     del expected["young"]
-    found = decided(4, terms, expected, of_probabilities, holdout=0.25, seed=0)
+    found = select_ensemble(4, terms, expected, negative_log_likelihood, holdout=0.25, seed=0)
     assert {*found.useful} & {"late", "slow", "young"} == {"late", "young"}
     assert not any(found.weights[name] for name in ("late", "slow", "young"))
 
 
 def test_members_end_by_sections_of_no_use_and_all_by_twice_as_many_without_a_better_ensemble() -> None:
-    standing, found = Standing(EnsemblePlateau(patience=3)), []
+    standing, found = EnsembleState(EnsemblePlateau(patience=3)), []
     for section in range(1, 9):
         of_use = ("a", "b", "c") if section == 1 else ("a", "b") if section == 3 else ("a",)
         found.append(
@@ -148,11 +153,11 @@ def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) ->
             terms[name] = answers[name, best[0]]
             now, then = (float(-np.log(answers[name, at][on]).mean()) for at in best)
             if one.section > 1:
-                expected[name] = extrapolated(now, then, section=one.section, back=min(back, one.section - 1))
-        again = decided(one.section, terms, expected, of_probabilities, holdout=0.25, seed=wanted.seed)
+                expected[name] = extrapolate_loss(now, then, section=one.section, back=min(back, one.section - 1))
+        again = select_ensemble(one.section, terms, expected, negative_log_likelihood, holdout=0.25, seed=wanted.seed)
         assert again == one, one.section
-        without = decided(
-            one.section, terms, dict.fromkeys(terms, math.inf), of_probabilities, holdout=0.25, seed=wanted.seed
+        without = select_ensemble(
+            one.section, terms, dict.fromkeys(terms, math.inf), negative_log_likelihood, holdout=0.25, seed=wanted.seed
         )
         on_the_way += one.section > 1 and 0 < len(one.useful) - len(without.useful) < len(one.useful)
     assert on_the_way, "no member was of use by how its loss fell alone"
@@ -195,7 +200,7 @@ def test_a_run_that_is_killed_decides_as_if_nothing_had_been(tmp_path: Path) -> 
 
 def test_pixels_of_one_sample_are_held_out_together_and_those_without_a_class_count_for_nothing() -> None:
     member = argosy.Member("a", model=partial(nn.Conv2d, 1, 3, 1), optimizer=SGD, batch_size=4)
-    answers = Answers(member, backend_of("cpu"))
+    answers = Answers(member, open_backend("cpu"))
     output = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     target = torch.randint(0, 3, (6, 2, 2), generator=torch.Generator().manual_seed(1))
     target[:, 0, 0] = -100
@@ -203,7 +208,7 @@ def test_pixels_of_one_sample_are_held_out_together_and_those_without_a_class_co
     answers.add(output[4:], target[4:])
     told = answers.whole()
     assert told is not None and told[0] == 4
-    found = decided(1, {"a": answers_of(*told)}, {}, of_probabilities, holdout=0.5, seed=3)
+    found = select_ensemble(1, {"a": parse_answers(*told)}, {}, negative_log_likelihood, holdout=0.5, seed=3)
     apart = torch.from_numpy(permutation(3, APART, 6)[:3])
     loss = nn.functional.cross_entropy(output[apart], target[apart])
     assert found.held_out == pytest.approx(float(loss), abs=1e-6)
@@ -221,7 +226,9 @@ def test_a_run_that_began_without_an_ensemble_is_not_ended_by_sections_of_which_
 
 def test_a_member_that_answers_another_question_is_not_added(tmp_path: Path) -> None:
     rule, member = EnsemblePlateau(), studies.member("a")
-    steering = Steering(argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path)
+    steering = EnsembleJudge(
+        argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path
+    )
     steering.check([studies.member("b")])
     with pytest.raises(StudyError, match=r"'c'.*all predict numbers"):
         steering.check([studies.member("c", loss=nn.MSELoss(), metrics={})])

@@ -66,7 +66,7 @@ def test_which_it_carried_together_with_others(tmp_path: Path, monkeypatch: pyte
     def act(driver: Driver) -> None:
         if not left and driver.legs.live:
             words = {"member": C, "name": "m7", "set": {"optimizer.lr": 0.2}, "warm": True}
-            left.append(inbox.leave(tmp_path, {"command": "clone", **words}))
+            left.append(inbox.write_command(tmp_path, {"command": "clone", **words}))
 
     living.at_every_round(monkeypatch, act)
     line = {A: ["d0"], B: ["d1"], C: ["d1", "d0"]}

@@ -15,7 +15,7 @@ from searches import outcome, tune
 import argosy
 from argosy.results.fold import RunState
 from argosy.running.control.driver import Driver
-from argosy.running.control.verdicts import GO_ON, Fate, Rules, Verdict, judge
+from argosy.running.control.verdicts import GO_ON, Fate, StoppingRules, Verdict, combine_verdicts
 
 VERDICTS = st.builds(Verdict, st.sampled_from(Fate), st.sampled_from(["", "a", "b"]), st.integers(1, 5))
 
@@ -36,7 +36,7 @@ class Says:
 @given(st.lists(VERDICTS, min_size=1, max_size=5))
 def test_the_gravest_fate_counts_and_what_is_certain_to_all(verdicts: list[Verdict]) -> None:
     study = studies.study(fleet=[studies.member("m")])
-    found = judge([Says(verdict) for verdict in verdicts], "m", RunState(), study)
+    found = combine_verdicts([Says(verdict) for verdict in verdicts], "m", RunState(), study)
     fates = [verdict.fate for verdict in verdicts]
     if Fate.END in fates:
         assert found == next(verdict for verdict in verdicts if verdict.fate is Fate.END)
@@ -49,11 +49,11 @@ def test_the_gravest_fate_counts_and_what_is_certain_to_all(verdicts: list[Verdi
 def test_rules_are_the_members_own_or_the_studys() -> None:
     fleet = [studies.member("own", stop=argosy.MaxEpochs(3)), studies.member("other")]
     study, state = studies.study(fleet=fleet, epochs=7, validations_per_epoch=4), RunState()
-    assert Rules().verdict("own", state, study) == Verdict(Fate.GO_ON, certain=12)
-    assert judge([Rules(), Says(GO_ON)], "own", state, study).certain == 1
+    assert StoppingRules().verdict("own", state, study) == Verdict(Fate.GO_ON, certain=12)
+    assert combine_verdicts([StoppingRules(), Says(GO_ON)], "own", state, study).certain == 1
     state.member("other").history.extend({"epochs": (n + 1) / 4, "seconds": 1.0} for n in range(28))
-    assert Rules().verdict("other", state, study) == Verdict(Fate.END, "7 epochs")
-    assert Rules().called({"own"}, state, study) == ()
+    assert StoppingRules().verdict("other", state, study) == Verdict(Fate.END, "7 epochs")
+    assert StoppingRules().called({"own"}, state, study) == ()
 
 
 LATER = {"scheduler": "random", "n_trials": 4, "max_epochs": 2, "at_once": 2, "numerics": "exact"}

@@ -180,7 +180,7 @@ class CountingMember:
         metrics = {"train_loss": loss, "lr": 0.1}
         if self.val_cutter is not None:
             metrics["val_loss"] = loss
-        if self.best is None or self.best.beaten_by(loss, "min"):
+        if self.best is None or self.best.is_beaten_by(loss, "min"):
             self.best, self.best_is_current, self.best_weight = Best(self.epoch, self.section, loss), True, None
         ends_epoch = self.section + 1 == sections
         self.section, self.seconds, self.samples, self.val_cutter = self.section + 1, 0.0, 0, None
@@ -201,8 +201,8 @@ class CountingMember:
         """See `LiveMember.forget_source`."""
         self.best = None
 
-    def best_is_saved(self) -> None:
-        """See `LiveMember.best_is_saved`."""
+    def note_best_saved(self) -> None:
+        """See `LiveMember.note_best_saved`."""
         self.best_is_current, self.best_weight = False, None
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:

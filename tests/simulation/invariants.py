@@ -8,7 +8,7 @@ from typing import Any
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.driver import Driver
 from argosy.running.control.legs import Gate, LiveLeg
-from argosy.running.control.members import LEAVES, State
+from argosy.running.control.members import LEAVING_STATES, State
 from argosy.running.directory.journal import read_journal
 from argosy.stream.schedule import section_stop
 from argosy.study import Study
@@ -26,14 +26,14 @@ PLACES = tuple(State)
 
 def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
     """Raise AssertionError where a member's state, its leg and the journal do not say the same."""
-    state, leaving = driver.members.state(name), driver.members.leaves(name)
+    state, leaving = driver.members.state(name), driver.members.leaving_of(name)
     if state is not State.REGROUPING:
         assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if leg else 'not in'} a leg"
     if state in TO_START:
         assert leg is not None
         starts = any(name in one.start for one in leg.starting.values())
         assert starts, f"{name} is {state}, and no assignment waits for it"
-    assert (leaving is not None) == (state in LEAVES), f"{name} is {state} and has {leaving}"
+    assert (leaving is not None) == (state in LEAVING_STATES), f"{name} is {state} and has {leaving}"
     status = driver.state.member(name).status
     if state is State.ENDED:
         assert status in ENDED, f"{name} has ended, and is {status} in the journal"
@@ -67,7 +67,7 @@ def holds(driver: Driver) -> None:
     if not driver.run.begun or driver.run.phase.name == "OVER":
         return
     names = driver.run.study.names
-    assert driver.members.having(*PLACES) == list(names), "the table has other members"
+    assert driver.members.in_states(*PLACES) == list(names), "the table has other members"
     for name in names:
         agrees(driver, name, legs.get(name))
 

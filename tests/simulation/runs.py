@@ -34,14 +34,14 @@ from argosy.cluster import Cluster, Device, Node
 from argosy.disk import settled
 from argosy.disk.cached import Cached
 from argosy.errors import DiskError
-from argosy.errors.system import refusals_told
+from argosy.errors.system import explain_refusals
 from argosy.planning import POLICIES
 from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import additions, positions, resume
 from argosy.running.control import driver as driving
-from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.directory import inbox, journal, records
 from argosy.running.directory.journal import Journal, Lock, read_journal
@@ -187,7 +187,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
 
 def _train(scenario: Scenario, directory: Path, place: "Place", judges: Sequence["Waits"]) -> None:
     with (
-        refusals_told(directory),
+        explain_refusals(directory),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
     ):
@@ -239,7 +239,7 @@ class Watched(driving.Driver):
         assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.run.phase.name}"
         holds(self)
         for name in self.run.study.names if self.run.begun else ():
-            if self.members.is_told_to_stop(name):
+            if self.members.is_asked_to_stop(name):
                 sections = len(self.state.member(name).sections)
                 ends = math.ceil(
                     self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"]
@@ -408,7 +408,7 @@ def _digest(directory: Path) -> str:
 
 
 def _measuring(live: CountingMember, block: CountingBlock, *, groups: int, **how: Any) -> Iterator[None]:
-    """See `argosy.training.choice.measure.measuring`."""
+    """See `argosy.training.choice.measure.measure_steps`."""
     for _ in range(3):
         live.spend(live.member.batch_size * live.row_seconds)
         yield
@@ -422,12 +422,12 @@ class _Reads:
         self._world, self._files = world, tuple(copies)
         self._until = world.now + world.random.uniform(0.01, 0.5)
 
-    def results(self) -> dict[str, Rehearsed] | None:
+    def results(self) -> dict[str, RehearsalResult] | None:
         """See `Rehearsal.results`."""
         if self._world.now < self._until:
             return None
         problems = ("" if self._world.random.random() < 0.9 else "it raises" for _ in self._files)
-        return {file: Rehearsed(problem=problem) for file, problem in zip(self._files, problems, strict=True)}
+        return {file: RehearsalResult(problem=problem) for file, problem in zip(self._files, problems, strict=True)}
 
     def close(self) -> None:
         """See `Rehearsal.close`."""
@@ -458,13 +458,13 @@ _read_code = lru_cache(maxsize=1000)(Code().read)
 
 def _written(state: Any, path: Path) -> str:
     text = json.dumps(state).encode()
-    with checkpoint.created(path) as file:
+    with checkpoint.create_new(path) as file:
         file.write(text)
     return hashlib.sha256(text).hexdigest()
 
 
 def _loaded(path: Path, sha256: str | None = None) -> Any:
-    checkpoint.check(path, sha256)
+    checkpoint.check_file(path, sha256)
     return json.loads(path.read_bytes())
 
 
@@ -522,7 +522,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (os, "getpid", lambda: PID),
         (socket, "gethostname", lambda: HOST),
         (records, "versions", lambda: VERSIONS),
-        (journal, "_begun", lambda pid: BEGUN),
+        (journal, "_start_time", lambda pid: BEGUN),
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
@@ -533,7 +533,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (checkpoint, "_write", _written),
         (checkpoint, "load", _loaded),
         (resume, "ThreadPoolExecutor", _InTurn),
-        (trials, "measuring", _measuring),
+        (trials, "measure_steps", _measuring),
         (trials, "kept_by", lambda member: nullcontext()),
         (rehearsal, "Solo", Counted),
         (program_instances, "Shard", CountingShard),
@@ -542,14 +542,14 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (trainer, "time_sums", partial(_time_sums, world)),
         (guard, "has_batch_norm", lambda model: False),
         *((where, "lowest_free", int) for where in (descriptors, guard)),
-        (guard, "memory_returned", lambda backend, patience: False),
+        (guard, "wait_for_memory", lambda backend, patience: False),
         # A traceback tells where the code lies, and at which line it stands today.
         (guard, "trace_of", repr),
         (guard, "traceback", SimpleNamespace(format_exception=lambda error: [repr(error)], format_exc=str)),
         (additions.Rehearsal, "start", partial(_Reads, world)),
         *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),
         (Tuner, "show", lambda tuner, directory, store: None),
-        (driving, "interrupts", lambda pause: nullcontext()),
+        (driving, "pausing_on_signal", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "POLL_SECONDS", 0.02),
         (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),

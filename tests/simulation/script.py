@@ -14,7 +14,7 @@ from argosy.cluster import Device, Node
 from argosy.running.control.driver import Driver
 from argosy.running.control.legs import Gate
 from argosy.running.control.members import State
-from argosy.running.directory.inbox import leave
+from argosy.running.directory.inbox import write_command
 from simulation.counting import CountingMember
 from simulation.scenario import OF_MEMBERS, OF_WORKERS, Fault, Scenario
 from simulation.world import Killed, SimulatedWorkers, World
@@ -23,13 +23,13 @@ __all__ = ["MOMENTS", "Script"]
 
 MOMENTS: dict[str, Callable[[Driver], object]] = {
     "hold": lambda driver: any(leg.gate is Gate.HOLDING for leg in driver.legs.live),
-    "leave": lambda driver: driver.members.having(State.LEAVING),
+    "leave": lambda driver: driver.members.in_states(State.LEAVING),
     "loss": lambda driver: driver.state.lost,
-    "measure": lambda driver: driver.run.measuring.missing,
+    "measure": lambda driver: driver.run.cost_table.missing,
     "move": lambda driver: any(leg.starting for leg in driver.legs.live),
     "open": lambda driver: driver.starts.unopened,
     "regroup": lambda driver: driver.legs.regrouping,
-    "start": lambda driver: driver.members.having(State.STARTING),
+    "start": lambda driver: driver.members.in_states(State.STARTING),
 }
 """What faults may wait for, as the driver finds it at the beginning of a round: a leg is to be held, a member is saved to go
 elsewhere, a worker has been lost, members' costs are not known, an assignment waits for members that move, a node has come and
@@ -197,23 +197,23 @@ class Script:
         driver, chance, kind = self.driver, self.world.random, fault.kind
         names, self.asked = list(driver.run.study.names), True
         if fault.at in ("move", "leave"):
-            names = driver.members.having(State.STARTING, State.MOVING, State.LEAVING)
+            names = driver.members.in_states(State.STARTING, State.MOVING, State.LEAVING)
         elif fault.at == "start":
-            names = driver.members.having(State.STARTING)
+            names = driver.members.in_states(State.STARTING)
         if kind == "clock":
             self.clock_seconds += chance.choice(CLOCK_SECONDS)
         elif kind == "pause":
-            driver.requests.want_pause("as the script wants")
+            driver.requests.request_pause("as the script wants")
         elif kind == "end":
             self.excused.add(name := chance.choice(names))
-            leave(driver.run.directory, {"command": "stop", "member": name})
+            write_command(driver.run.directory, {"command": "stop", "member": name})
         elif kind in ("clone", "warm clone"):
             command = {"member": chance.choice(names), "name": f"c{self._number()}", "set": {"optimizer.lr": 0.2}}
-            leave(driver.run.directory, {"command": "clone", "warm": kind == "warm clone", **command})
+            write_command(driver.run.directory, {"command": "clone", "warm": kind == "warm clone", **command})
         elif kind == "add":
             file = driver.run.directory / f"added{self._number()}.py"
             file.write_text(str(self._numbered))
-            leave(driver.run.directory, {"command": "add", "study": str(file)})
+            write_command(driver.run.directory, {"command": "add", "study": str(file)})
         elif kind == "node goes":
             there = [node.name for node in driver.run.cluster.nodes if node.name not in workers.gone_nodes]
             if len(there) > 1:

@@ -26,7 +26,7 @@ from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
 from argosy.stream.sources import identities_of_arrays
 from argosy.study import Member
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
@@ -450,7 +450,7 @@ class _Trainer(_Worker):
         feeder = self.workers.there.get(name)
         if isinstance(feeder, _Feeder):
             self.feeder = feeder
-            self.trainer.know(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, COUNTED))
+            self.trainer.set_splits(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, COUNTED))
             self.world.later(self.world.random.expovariate(1000.0), partial(feeder.admit, self))
 
     def _close(self) -> None:
@@ -501,7 +501,7 @@ class SimulatedWorkers:
 
     def __init__(self, world: World, script: Any, job: Job, terms: Terms) -> None:
         self.world, self.script, self.job, self.terms = world, script, job, terms
-        self.backend = backend_of("cpu:0")
+        self.backend = open_backend("cpu:0")
         self.births = 0
         self.there: dict[str, _Worker] = {}
         self.gone_nodes: set[str] = set()

@@ -230,11 +230,11 @@ def test_cutters_are_the_same_where_one_can_do_for_both() -> None:
         fields = {"order": np.arange(64, dtype=np.int64), "batch_size": 8, "drop_last": False} | rest
         return InOrder(selection=Selection.of(subset, 64), **fields)
 
-    assert cutter().same(cutter()) and cutter([1, 2, 3]).same(cutter([3, 2, 1]))
+    assert cutter().cuts_alike(cutter()) and cutter([1, 2, 3]).cuts_alike(cutter([3, 2, 1]))
     others = [cutter([1, 2, 3]), cutter(batch_size=9), cutter(list(range(63))), cutter(position=8)]
-    assert not any(cutter().same(other) or other.same(cutter()) for other in others)
-    assert not cutter([1, 2, 3]).same(cutter([1, 2, 4]))
+    assert not any(cutter().cuts_alike(other) or other.cuts_alike(cutter()) for other in others)
+    assert not cutter([1, 2, 3]).cuts_alike(cutter([1, 2, 4]))
     begun, (block,) = cutter(), blocks(np.arange(64, dtype=np.int64), 64, stop=12)
     for batch in stepped(begun, block):
         assert batch.rows == 8
-    assert not begun.same(cutter(position=8))
+    assert not begun.cuts_alike(cutter(position=8))

@@ -19,7 +19,7 @@ from argosy import Data
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.proof import PROVED
-from argosy.stream.sources import Filled, Source, keep, open_sources
+from argosy.stream.sources import Filled, Source, open_kept_rows, open_sources
 from argosy.stream.standby import cache_for
 
 LENGTH = 31
@@ -136,7 +136,7 @@ def opened(
     """Return the splits of a study that has the dataset as both."""
     given = Data(train=dataset, val=dataset, on_error="skip", **data)
     sources = open_sources(given, seed=3, cache=cache or RowCache(most_bytes=room))
-    keep(sources, memory)
+    open_kept_rows(sources, memory)
     return sources
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_kept_that_was_not_to_be() -> None:
     sources = open_sources(
         Data(train=Rows(), val=Rows(), keep=False), seed=3, cache=cache_for(Data(train=Rows(), keep=False), None)
     )
-    keep(sources, ROOM)
+    open_kept_rows(sources, ROOM)
     for epoch in range(2):
         assert fill(sources["train"], "train", np.arange(LENGTH), epoch=epoch)[1].prepared == LENGTH
 
@@ -232,11 +232,11 @@ def test_a_factory_given_for_both_is_called_once() -> None:
 
 def test_two_datasets_have_their_own_rows_and_arrays_none() -> None:
     sources = open_sources(Data(train=Rows(), val=Sometimes()), seed=3, cache=RowCache())
-    keep(sources, 0)
+    open_kept_rows(sources, 0)
     assert sources["val"].kept is not sources["train"].kept is not None
     x = torch.zeros(4, 2)
     arrays = open_sources(Data(arrays=(x,), val_arrays=(x,)), seed=3, cache=RowCache())
-    keep(arrays, ROOM)
+    open_kept_rows(arrays, ROOM)
     assert arrays["val"].kept is None
 
 
@@ -247,7 +247,7 @@ def test_what_is_part_of_no_key_is_kept_in_memory_for_the_run() -> None:
         name=sources["train"].facts.location.name, folder=None, count=LENGTH
     )
     assert "this run only" in sources["train"].facts.keeping
-    keep(sources, ROOM)
+    open_kept_rows(sources, ROOM)
     fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
     assert fill(sources["val"], "val", np.arange(LENGTH), epoch=0)[1].prepared == 0
     assert not list(RowCache().folder.glob("*"))

@@ -35,7 +35,7 @@ from argosy import Data
 from argosy.stream.blocks import Place
 from argosy.stream.kept import witnesses
 from argosy.stream.kept.cache import RowCache
-from argosy.stream.sources import Source, keep, open_sources
+from argosy.stream.sources import Source, open_kept_rows, open_sources
 
 LENGTH, ONE = 40, 17
 """The number of samples, and the index of the sample that a mutation changes."""
@@ -558,7 +558,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def opened(dataset: Any, *, seed: int = 3, location: bool = True, split: str = "train", **data: Any) -> Source:
     given = Data(**{"train": dataset, split: dataset, **data})
     sources = open_sources(given, seed=seed, cache=RowCache(most_bytes=ROOM) if location else None)
-    keep(sources, 0)
+    open_kept_rows(sources, 0)
     return sources[split]
 
 
@@ -956,7 +956,7 @@ def test_two_folders_of_the_same_names_have_rows_of_their_own(desk: Desk) -> Non
         sources = open_sources(
             Data(train=kind(str(one)), val=kind(str(other))), seed=3, cache=RowCache(most_bytes=ROOM)
         )
-        keep(sources, 0)
+        open_kept_rows(sources, 0)
         for split, folder in (("train", one), ("val", other)):
             found = filled(sources[split])
             assert torch.equal(found[0], filled(opened(kind(str(folder)), location=False))[0])
@@ -990,7 +990,7 @@ def test_the_example_of_the_page_keeps_what_it_says(tmp_path: Path, monkeypatch:
     data = importlib.import_module("images").data
     for prepared in (LENGTH, 0):
         sources = open_sources(data, seed=3, cache=RowCache(most_bytes=ROOM))
-        keep(sources, 0)
+        open_kept_rows(sources, 0)
         found, again = filled(sources["train"]), filled(sources["train"], epoch=1)
         assert (found[1], again[1]) == (prepared, 0)
         assert not torch.equal(found[0], again[0])

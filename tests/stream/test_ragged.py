@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from argosy import Ragged
 from argosy.stream.batches import Batch
-from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place, Unfit, sample_leaves
+from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place, UnfitSample, sample_leaves
 from argosy.stream.by_length import ByLength
 from argosy.stream.kept.keys import key_of
 from argosy.stream.order import Digest, Selection, permutation, window_elements
-from argosy.stream.padding import Padded, batch_of, padded, padding, unpadded
+from argosy.stream.padding import Padded, make_batch, pad_dataset, pad_sample, unpad_sample
 
 LENGTH = 150
 LONGEST = 24
@@ -29,12 +29,12 @@ def sample(index: int) -> dict[str, object]:
     return {"ids": TEXTS[index], "label": index}
 
 
-LEAVES = [sample_leaves(padded(sample(index), RAGGED))[0] for index in range(LENGTH)]
+LEAVES = [sample_leaves(pad_sample(sample(index), RAGGED))[0] for index in range(LENGTH)]
 
 
 def of_texts(order: np.ndarray, size: int, holes: tuple[int, ...] = ()) -> list[Block]:
     """Return blocks of the texts in this order."""
-    layout = Layout.of(padded(sample(0), RAGGED))
+    layout = Layout.of(pad_sample(sample(0), RAGGED))
     found = []
     for low in range(0, len(order), size):
         rows = min(size, len(order) - low)
@@ -178,14 +178,14 @@ def test_neighbouring_batches_are_of_unlike_length_and_little_is_padding() -> No
 def test_a_sample_is_what_it_was_before_it_was_padded() -> None:
     boxes = {"boxes": torch.rand(3, 4), "image": torch.rand(2, 2), "labels": [1, 2, 3]}
     ragged = {"boxes": Ragged(5), "labels": Ragged(5, pad=-1)}
-    given = padded(boxes, ragged)
+    given = pad_sample(boxes, ragged)
     assert given["boxes"].values.shape == (5, 4) and given["labels"].values.tolist() == [1, 2, 3, -1, -1]
-    back = unpadded(given)
+    back = unpad_sample(given)
     assert torch.equal(back["boxes"], boxes["boxes"]) and back["labels"].tolist() == [1, 2, 3]
     assert back["image"] is boxes["image"]
-    none = padded({"boxes": torch.empty(0, 4), "image": 0, "labels": torch.empty(0, dtype=torch.int64)}, ragged)
+    none = pad_sample({"boxes": torch.empty(0, 4), "image": 0, "labels": torch.empty(0, dtype=torch.int64)}, ragged)
     leaves, tree = sample_leaves(none)
-    batch = batch_of([leaf[None] for leaf in leaves], tree)
+    batch = make_batch([leaf[None] for leaf in leaves], tree)
     assert batch["boxes"].shape == (1, 1, 4) and batch["labels"].tolist() == [[-1]]
 
 
@@ -204,16 +204,16 @@ class Texts:
 
 
 def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padded() -> None:
-    plain, padded_samples = Texts(0), padding(Texts(0), RAGGED)
+    plain, padded_samples = Texts(0), pad_dataset(Texts(0), RAGGED)
     key, of_plain = key_of(padded_samples), key_of(plain)
     assert key.subject == of_plain.subject == f"{__name__}.Texts"
     assert key.difference(of_plain.parts) == "Data.ragged"
-    assert key.difference(key_of(padding(Texts(1), RAGGED)).parts) == "its least"
-    assert key.difference(key_of(padding(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
+    assert key.difference(key_of(pad_dataset(Texts(1), RAGGED)).parts) == "its least"
+    assert key.difference(key_of(pad_dataset(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
     assert padded_samples[3]["label"] == 3
     key.note_use(padded_samples)
     # The counter, which preparing samples changed, is not part of the key: the padded samples made anew have the same key.
-    assert not key.difference(key_of(padding(padded_samples.dataset, RAGGED)).parts)
+    assert not key.difference(key_of(pad_dataset(padded_samples.dataset, RAGGED)).parts)
 
 
 @pytest.mark.parametrize(
@@ -234,5 +234,5 @@ def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padde
     ],
 )
 def test_a_sample_that_is_built_otherwise_is_refused(sample, ragged, words) -> None:
-    with pytest.raises(Unfit, match=words):
-        padded(sample, ragged)
+    with pytest.raises(UnfitSample, match=words):
+        pad_sample(sample, ragged)

@@ -19,7 +19,7 @@ from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import ROWS
 from argosy.stream.probing import Facts
-from argosy.stream.sources import open_splits, probed_splits
+from argosy.stream.sources import open_splits, probe_splits
 
 LENGTHS = (5, 0, 17, 3, 8, 1, 30)
 
@@ -40,7 +40,7 @@ def read(
     data, heartbeat = Data(train=from_shards(range(7), read=reader), keep=keep), Heartbeat.private()
     splits = open_splits(data, seed=0, heartbeat=heartbeat, shards={}, readers=readers)
     prover = Prover((cache or RowCache()) if keep else None, skip_errors=False, keys={})
-    facts: Facts = probed_splits(splits, data, prover, seed=0, heartbeat=heartbeat)["train"].facts
+    facts: Facts = probe_splits(splits, data, prover, seed=0, heartbeat=heartbeat)["train"].facts
     assert not any(sign.busy for sign in heartbeat.read())
     return facts
 

@@ -61,7 +61,7 @@ def test_a_shard_is_read_by_one_worker_as_long_as_that_lives(killed: bool, tmp_p
             rows = min(BLOCK, TOTAL - start)
             place = Place(leg=0, split="train", epoch=0, section=0, start=start, rows=rows, last=start + rows == TOTAL)
             preparation.start(place, order[start : start + rows], ())
-        preparation.hand_out()
+        preparation.dispatch()
         if killed and len(found) >= TOTAL // 2:
             killed = False
             os.kill(preparation.loaders[1].pid, signal.SIGKILL)

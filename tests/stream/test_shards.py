@@ -292,7 +292,7 @@ def read_on(stream: Any, at: int, marks: tuple[ShardMark, ...]) -> int:
     source = opened(stream)
     assert isinstance(source, DatasetSource)
     for mark in marks:
-        source.know(mark)
+        source.resume_from(mark)
     order = shard_order(0, 0, source.facts.shards)
     stream.read.read.clear()
     for start in range(at, TOTAL, 32):
@@ -324,7 +324,7 @@ def test_a_state_that_does_not_lead_back_is_not_used(stream: Any) -> None:
     for at in range(0, TOTAL, 16):
         again = opened(stream())
         for mark in marks[at // 32 * 32]:
-            again.know(mark)
+            again.resume_from(mark)
         assert torch.equal(filled(again, order[at:]).leaves[1], whole[at:])
 
 
@@ -365,7 +365,7 @@ def test_the_streams_of_hugging_face_are_read_on(tmp_path: Path) -> None:
             again = opened(stream())
             assert isinstance(again, DatasetSource)
             for mark in known:
-                again.know(mark)
+                again.resume_from(mark)
             mapped.clear()
             block = filled(again, order[at : at + 32])
             assert torch.equal(block.leaves[-1], torch.from_numpy(order[at : at + 32]))

@@ -18,7 +18,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import PROVED
-from argosy.stream.sources import Source, keep, open_sources
+from argosy.stream.sources import Source, open_kept_rows, open_sources
 
 LENGTH = 41
 
@@ -87,7 +87,7 @@ def lines(tmp_path: Path) -> Path:
 
 def opened(stream: Any, **data: Any) -> Source:
     sources = open_sources(Data(train=stream, **data), seed=3, cache=RowCache())
-    keep(sources, 0)
+    open_kept_rows(sources, 0)
     return sources["train"]
 
 
@@ -216,5 +216,5 @@ def test_two_splits_of_a_stream_within_a_tight_budget_keep_each_other(lines: Pat
     other.write_text(lines.read_text() * 2)
     cache = RowCache(most_bytes=2**25)
     sources = open_sources(Data(train=Lines(lines), val=Lines(other)), seed=3, cache=cache)
-    keep(sources, 0)
+    open_kept_rows(sources, 0)
     assert [source.length for source in sources.values()] == [LENGTH, 2 * LENGTH]

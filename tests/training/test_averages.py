@@ -497,7 +497,7 @@ def test_resumed_is_uninterrupted(rule: str, tmp_path: Path) -> None:
     live, history = packs.live(one), []
     for number in range(5):
         history += packs.train(Solo(live), 1, dtype=torch.float32)["m"]
-        digest = checkpoint.save(checkpoint.plain(live.state_dict()), tmp_path / f"{number}.pt")
+        digest = checkpoint.save(checkpoint.to_plain(live.state_dict()), tmp_path / f"{number}.pt")
         live = packs.live(one)
         live.load_state_dict(checkpoint.load(tmp_path / f"{number}.pt", digest))
     assert packs.difference(packs.state(live), packs.state(wanted)) == 0.0

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from argosy.disk.files import sum_of
+from argosy.disk.files import sha256_of
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError, WorkerError
 from argosy.training.member import checkpoint
-from argosy.training.member.checkpoint import plain
+from argosy.training.member.checkpoint import to_plain
 
 
 def state(number: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_a_assignment_is_saved_together(tmp_path: Path, count: int) -> None:
     for path in paths:
         path.parent.mkdir()
     sums = checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
-    assert sums == [sum_of(path) for path in paths]
+    assert sums == [sha256_of(path) for path in paths]
     for number, (path, digest) in enumerate(zip(paths, sums, strict=True)):
         assert evidence.fingerprint(checkpoint.load(path, digest)) == evidence.fingerprint(state(number))
     assert len(all_files(tmp_path)) == count
@@ -52,7 +52,7 @@ def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path) -> Non
     with pytest.raises(DiskError, match=r"missing/e0001\.pt"):
         checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
     assert all_files(tmp_path) == {"a/e0001.pt"}
-    assert sum_of(paths[0]) == before
+    assert sha256_of(paths[0]) == before
 
 
 class Tied(nn.Module):
@@ -71,7 +71,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("host", [False, True])
 def test_what_is_one_and_the_same_is_saved_once(tmp_path: Path, host: bool) -> None:
     model, other = Tied(), Tied()
-    checkpoint.save({"model": plain(model.state_dict(), host=host)}, tmp_path / "tied.pt")
+    checkpoint.save({"model": to_plain(model.state_dict(), host=host)}, tmp_path / "tied.pt")
     assert (tmp_path / "tied.pt").stat().st_size < 30_000 * 4 + 5_000
     other.load_state_dict(checkpoint.load(tmp_path / "tied.pt")["model"])
     assert evidence.fingerprint(other.state_dict()) == evidence.fingerprint(model.state_dict())
@@ -80,7 +80,7 @@ def test_what_is_one_and_the_same_is_saved_once(tmp_path: Path, host: bool) -> N
 
 def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     big = torch.randn(100_000)
-    checkpoint.save(plain({"row": big[5:9], "column": big.view(100, 1000)[:, 3]}), tmp_path / "view.pt")
+    checkpoint.save(to_plain({"row": big[5:9], "column": big.view(100, 1000)[:, 3]}), tmp_path / "view.pt")
     assert (tmp_path / "view.pt").stat().st_size < 5_000
     loaded = checkpoint.load(tmp_path / "view.pt")
     assert torch.equal(loaded["row"], big[5:9])
@@ -89,7 +89,7 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
 
 def test_copies_for_the_host_do_not_change_with_the_model() -> None:
     model = Tied()
-    kept = plain(model.state_dict(), host=True)
+    kept = to_plain(model.state_dict(), host=True)
     before = evidence.fingerprint(model.state_dict())
     with torch.no_grad():
         for parameter in model.parameters():
@@ -101,7 +101,7 @@ def test_plain_values_open_without_code(tmp_path: Path) -> None:
     point = namedtuple("point", "x y")
     value = {"a": np.float64(1.5), "b": np.arange(3), "c": point(1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
     value |= {"f": Counter([3, 3]), "g": OrderedDict(a=1)}
-    checkpoint.save(plain(value), tmp_path / "plain.pt")
+    checkpoint.save(to_plain(value), tmp_path / "plain.pt")
     loaded = checkpoint.load(tmp_path / "plain.pt")
     assert torch.equal(loaded.pop("b"), torch.arange(3))
     kept = {"f": loaded.pop("f"), "g": loaded.pop("g")}
@@ -111,7 +111,7 @@ def test_plain_values_open_without_code(tmp_path: Path) -> None:
 
 def test_what_could_not_be_opened_again_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]\[1\]\['hook'\] is a builtins\.function"):
-        plain({"optimizer": [1, {"hook": lambda: None}]})
+        to_plain({"optimizer": [1, {"hook": lambda: None}]})
 
 
 class Norm(IntEnum):
@@ -122,7 +122,7 @@ class Norm(IntEnum):
 
 def test_a_number_of_a_class_of_its_own_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['schedule'\]\['norm'\] is a test_checkpoint\.Norm; "):
-        plain({"schedule": {"norm": Norm.SIGN}})
+        to_plain({"schedule": {"norm": Norm.SIGN}})
 
 
 def test_links_and_files_that_stay(tmp_path: Path) -> None:

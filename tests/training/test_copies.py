@@ -15,13 +15,15 @@ from argosy.errors import StudyError
 from argosy.stream.batches import InOrder
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import backend_of
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import open_backend
 
 ORDER = np.arange(48, dtype=np.int64)
 
 
-def views(copies: Copies, stream: list[Block], count: int, keep: Callable[[Block], Any] = lambda block: None) -> Any:
+def views(
+    copies: DeviceCopies, stream: list[Block], count: int, keep: Callable[[Block], Any] = lambda block: None
+) -> Any:
     """Return for each of the next `count` blocks whether members step on the slot itself; the results of `keep` live until then."""
     found, kept = [], []
     for _ in range(count):
@@ -34,7 +36,7 @@ def views(copies: Copies, stream: list[Block], count: int, keep: Callable[[Block
 
 
 def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
-    copies, train, val = Copies(backend_of("cpu:0")), blocks(ORDER, 4), blocks(ORDER, 4, split="val")
+    copies, train, val = DeviceCopies(open_backend("cpu:0")), blocks(ORDER, 4), blocks(ORDER, 4, split="val")
     assert views(copies, train, 3) == [False, True, True], "the first block is copied, since a new member may keep it"
     assert views(copies, val, 3, keep=lambda block: block.leaves[1][2:].flatten()) == [False] * 3
     assert views(copies, train, 1) == views(copies, val, 1) == [True], "nothing is kept any more"
@@ -53,7 +55,7 @@ def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
 
 def on_device(work: Callable[[Any], Any], size: int = 16) -> list[Block]:
     """Return what `work` makes of blocks of `size` samples."""
-    copies = Copies(backend_of("cpu:0"), work)
+    copies = DeviceCopies(open_backend("cpu:0"), work)
     return [copies.start(block) for block in blocks(ORDER, size, arrays=(IMAGES, TARGETS))]
 
 
@@ -135,7 +137,7 @@ def test_of_no_samples_nothing_is_made() -> None:
     (block, *_) = blocks(ORDER, 16, arrays=(IMAGES, TARGETS))
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
-    assert Copies(backend_of("cpu:0"), lambda batch: batch[0].amax()).start(empty).place.rows == 0
+    assert DeviceCopies(open_backend("cpu:0"), lambda batch: batch[0].amax()).start(empty).place.rows == 0
 
 
 def channels_first(batch: Any) -> Any:

@@ -30,8 +30,8 @@ from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
 from argosy.training.device import devices as kinds
 from argosy.training.device import forks
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, open_backend, wait_for_memory
 from argosy.training.member import checkpoint
 from argosy.training.member.tally import Tally
 from argosy.training.programs.fused.draws import OwnDraws
@@ -78,7 +78,7 @@ class Feed:
 
 @pytest.fixture
 def backend() -> Backend:
-    found = backend_of("late:1")
+    found = open_backend("late:1")
     found.activate()
     return found
 
@@ -94,7 +94,7 @@ def test_devices_are_found_by_number_and_dealt_to_nodes() -> None:
     ]
     two = discover(Settings(devices="late", nodes=2))
     assert [d.name for d in two.devices] == ["node0/late:0", "node0/late:1", "node1/late:2", "node1/late:3"]
-    assert backend_of("node1/late:2").name == "late:2"
+    assert open_backend("node1/late:2").name == "late:2"
 
 
 @pytest.mark.parametrize("wanted", ["late:7", "late:one", "cpu:many", "abacus", "cuda:99"])
@@ -151,7 +151,7 @@ def test_steps_are_waited_for_and_no_sum_whose_rank_is_lost(monkeypatch: pytest.
     module = SimpleNamespace(current_stream=lambda device: steps, synchronize=whole_device)
     accelerator = kinds.Accelerator("meta:0", torch.device("meta:0"), module, copying=None)
     accelerator.synchronize()
-    assert not kinds.poisoned(accelerator)
+    assert not kinds.is_poisoned(accelerator)
     assert passed == ["steps"] * 2
 
 
@@ -184,8 +184,8 @@ def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["cpu:0", "late:1"])
 def test_a_slot_is_held_until_the_copy_has_passed_and_no_longer(name: str) -> None:
-    backend = backend_of(name)
-    feed, copies = Feed(backend), Copies(backend)
+    backend = open_backend(name)
+    feed, copies = Feed(backend), DeviceCopies(backend)
     for slot in range(3):
         feed.send(slot, number=slot + 1)
     there = [copies.start(feed.receive()) for _ in range(3)]
@@ -205,7 +205,7 @@ def test_a_slot_is_held_until_the_copy_has_passed_and_no_longer(name: str) -> No
 
 
 def test_release_done_never_waits_and_goes_in_order(backend: Backend) -> None:
-    feed, copies = Feed(backend), Copies(backend)
+    feed, copies = Feed(backend), DeviceCopies(backend)
     feed.send(0)
     block = copies.start(feed.receive())
     assert copies.release_done() == 1, "an event that has not passed was waited for"
@@ -240,7 +240,7 @@ def test_the_double_shows_a_slot_that_was_given_back_too_early(backend: Backend)
 
 
 def test_the_ring_is_pinned_while_it_is_open() -> None:
-    backend = backend_of("late:0")
+    backend = open_backend("late:0")
     feed = Feed(backend)
     assert len(late.state.pinned) == 1
     feed.reader.close()
@@ -277,8 +277,8 @@ def in_place_later(batch):
 @pytest.mark.parametrize("name", ["cpu:0", "late:1"])
 @pytest.mark.parametrize("on_device", [scaled, scaled_in_place, scaled_unseen, scaled_in_numpy])
 def test_work_on_the_device_never_reaches_the_shared_slot(name: str, on_device) -> None:
-    backend = backend_of(name)
-    feed, copies = Feed(backend), Copies(backend, on_device)
+    backend = open_backend(name)
+    feed, copies = Feed(backend), DeviceCopies(backend, on_device)
     for number in (1, 2, 3):
         feed.send(number, number)
         block = copies.start(feed.receive())
@@ -289,8 +289,8 @@ def test_work_on_the_device_never_reaches_the_shared_slot(name: str, on_device) 
 
 
 def test_work_in_place_that_begins_later_is_refused() -> None:
-    backend = backend_of("cpu:0")
-    feed, copies = Feed(backend), Copies(backend, in_place_later)
+    backend = open_backend("cpu:0")
+    feed, copies = Feed(backend), DeviceCopies(backend, in_place_later)
     feed.send(0, 1)
     copies.start(feed.receive())
     feed.send(1, 2)
@@ -302,7 +302,7 @@ def test_work_on_the_device_that_loses_rows_is_refused(backend: Backend) -> None
     feed = Feed(backend)
     feed.send(0, 1)
     with pytest.raises(StudyError, match="one row per sample"):
-        Copies(backend, lambda batch: (batch[0][1:], batch[1])).start(feed.receive())
+        DeviceCopies(backend, lambda batch: (batch[0][1:], batch[1])).start(feed.receive())
 
 
 # ---- numbers that are fetched to the host
@@ -310,7 +310,7 @@ def test_work_on_the_device_that_loses_rows_is_refused(backend: Backend) -> None
 
 @pytest.mark.parametrize("name", ["cpu:0", "late:0"])
 def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
-    backend = backend_of(name)
+    backend = open_backend(name)
     losses = torch.tensor([1.5, 2.5], dtype=torch.float64)
     host, event = backend.fetch(losses)
     assert host.isnan().all() == backend.apart, "a number that is read too early should be NaN"
@@ -342,7 +342,7 @@ def test_a_mean_of_what_has_been_told_waits_for_nothing(backend: Backend) -> Non
     assert math.isnan(told[0])
     assert sorted(set(told[late.QUERIES :])) == [1.0, 2.0]
     assert tally.means(["loss"]) == {"loss": 2.0}
-    here = Tally(backend_of("cpu:0"))
+    here = Tally(open_backend("cpu:0"))
     batch_of(here, 4.0)
     assert here.mean_by_now("loss") == 4.0
 
@@ -399,7 +399,7 @@ def test_random_states_are_the_devices_own_and_lie_on_the_cpu(backend: Backend) 
     late.noise((torch.zeros(3), 0))
     assert torch.equal(before, torch.default_generator.get_state())
     backend.set_random_state(None)
-    assert backend_of("cpu:0").seeded_state(1) is None
+    assert open_backend("cpu:0").seeded_state(1) is None
 
 
 class Elsewhere(torch.Tensor):
@@ -415,7 +415,7 @@ class Elsewhere(torch.Tensor):
 
 def test_what_is_saved_of_a_device_is_on_the_host() -> None:
     whole = torch.arange(6.0).as_subclass(Elsewhere)
-    saved = checkpoint.plain({"whole": whole, "tied": whole, "view": whole[2:4]})
+    saved = checkpoint.to_plain({"whole": whole, "tied": whole, "view": whole[2:4]})
     assert [values.tolist() for values in saved.values()] == [[*range(6)], [*range(6)], [2, 3]]
     assert len({values.untyped_storage().data_ptr() for values in (whole, *saved.values())}) == 3
     assert saved["whole"].device.type == "cpu"
@@ -426,7 +426,7 @@ def test_what_is_saved_of_a_device_is_on_the_host() -> None:
 def test_a_file_of_a_gpu_opens_without_one(tmp_path: Path) -> None:
     matrix = torch.arange(6.0, device="cuda").view(2, 3)
     before = torch.cuda.memory_allocated()
-    state = checkpoint.plain({"whole": matrix, "view": matrix[1]})
+    state = checkpoint.to_plain({"whole": matrix, "view": matrix[1]})
     assert torch.cuda.memory_allocated() == before
     checkpoint.save(state, tmp_path / "state.pt")
     command = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['view'].tolist())"
@@ -454,7 +454,7 @@ def test_a_saved_optimizer_goes_to_its_parameters_and_its_step_stays_on_the_cpu(
 
 def test_memory_is_counted_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATE_BYTES", "1000000")
-    backend = backend_of("late:0")
+    backend = open_backend("late:0")
     backend.activate()
     tensor = torch.zeros(1000)
     view = tensor[10:].view(-1)
@@ -468,8 +468,8 @@ def test_memory_is_counted_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.memory_in_use() == 0
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.zeros(10**6)
-    assert out_of_memory(caught.value)
-    assert not poisoned(backend)
+    assert is_out_of_memory(caught.value)
+    assert not is_poisoned(backend)
 
 
 @pytest.mark.parametrize(
@@ -489,13 +489,13 @@ def test_memory_is_counted_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_errors_that_say_memory_has_run_out(error: Exception, is_one: bool) -> None:
-    assert out_of_memory(error) is is_one
+    assert is_out_of_memory(error) is is_one
 
 
 def hold(go: int, holds: int) -> None:
     """Run a process that allocates device memory when it is told to, and keeps it until it is killed."""
     os.read(go, 1)
-    backend_of("late:0").activate()
+    open_backend("late:0").activate()
     _held = torch.zeros(200_000)
     os.write(holds, b".")
     signal.pause()
@@ -507,19 +507,19 @@ def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch:
     (told, tells), (heard, holds) = os.pipe(), os.pipe()
     other = forked.fork(partial(hold, told, holds), keep=[told, holds])
     os.close(holds)
-    backend = backend_of("late:0")
+    backend = open_backend("late:0")
     backend.activate()
-    assert not memory_returned(backend, patience=1), "no process holds memory, so there is nothing to wait for"
+    assert not wait_for_memory(backend, patience=1), "no process holds memory, so there is nothing to wait for"
     os.write(tells, b".")
     assert os.read(heard, 1)
     assert backend.foreign_memory() == 800_000
-    assert not memory_returned(backend, patience=0.1)
+    assert not wait_for_memory(backend, patience=0.1)
     other.kill()
     other.wait()
     started = time.monotonic()
     with pytest.raises(torch.OutOfMemoryError, match="800000 elsewhere"):
         torch.zeros(100_000)
-    assert memory_returned(backend, patience=20)
+    assert wait_for_memory(backend, patience=20)
     assert time.monotonic() - started > 0.2
     torch.zeros(100_000)
     for number in (told, tells, heard):
@@ -530,17 +530,17 @@ def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch:
 
 
 def test_a_sticky_error_is_told_from_one_that_a_member_raised(backend: Backend) -> None:
-    assert not poisoned(backend)
+    assert not is_poisoned(backend)
     with pytest.raises(RuntimeError, match="device-side assert"):
         late.poison()
-    assert poisoned(backend)
-    assert not poisoned(backend_of("cpu:0"))
+    assert is_poisoned(backend)
+    assert not is_poisoned(open_backend("cpu:0"))
 
 
 def test_what_ran_out_of_memory_is_gone_when_it_is_tried_again(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(guard, "memory_returned", lambda backend, patience: True)
+    monkeypatch.setattr(guard, "wait_for_memory", lambda backend, patience: True)
     made = list[weakref.ref[torch.Tensor]]()
 
     def build() -> str:
@@ -576,7 +576,7 @@ def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch:
     os.close(theirs)
     with os.fdopen(ours) as told:
         assert f"cuda was initialised in process {os.getpid()} before" in told.read()
-    assert backend_of("late:0").name == "late:0", "the process that initialised it may use it"
+    assert open_backend("late:0").name == "late:0", "the process that initialised it may use it"
 
 
 def test_nothing_is_initialised_by_looking() -> None:

@@ -37,12 +37,12 @@ from argosy.stream.blocks import Block
 from argosy.study import Member
 from argosy.training.choice.admission import admit
 from argosy.training.member import checkpoint
-from argosy.training.member.copied import own_member
+from argosy.training.member.copied import with_own_callables
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import obstacle
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
 
 EPOCHS = 9
@@ -152,11 +152,11 @@ def test_members_that_share_an_augmentation_with_a_state_each_move_their_own(for
 
 def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_copied() -> None:
     bank, shared = torch.zeros(16), Warming()
-    own = own_member(member("m", augment=partial(held, bank, first=shared)), {}).augment
+    own = with_own_callables(member("m", augment=partial(held, bank, first=shared)), {}).augment
     assert isinstance(own, partial)
     assert own.args[0] is bank and own.keywords["first"] is not shared
     shared.lock = threading.Lock()  # type: ignore[attr-defined]
-    stuck = own_member(member("m", augment=shared, loss=(counting := Counting())), {})
+    stuck = with_own_callables(member("m", augment=shared, loss=(counting := Counting())), {})
     assert stuck.augment is shared and stuck.loss is not counting
 
 
@@ -333,7 +333,7 @@ def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path, members: list[Membe
     program = Fused.of(lives)
     packs.train(program, 2)
     paths = [tmp_path / f"{one.member.name}.pt" for one in lives]
-    checkpoint.save_all([(checkpoint.plain(one.state_dict()), path) for one, path in zip(lives, paths, strict=True)])
+    checkpoint.save_all([(checkpoint.to_plain(one.state_dict()), path) for one, path in zip(lives, paths, strict=True)])
     assert all(path.stat().st_size < 40_000 for path in paths)
     program.release()
     for one, path in zip(lives, paths, strict=True):
@@ -585,7 +585,7 @@ def test_labels_without_an_output_end_only_members_that_get_them_before_any_step
     for one in lives:
         one.begin_epoch(BOTH, 1)
     before = [state(one) for one in lives]
-    with pytest.raises(OwnFaults) as raised:
+    with pytest.raises(MemberFaults) as raised:
         go(program, later)
     assert raised.value.errors.keys() == {"a", "b"}
     for name, error in raised.value.errors.items():

@@ -92,7 +92,7 @@ REFUSED: dict[str, Any] = {
 def passed(forward: Forward, models: Sequence[nn.Module], data: PackInputs) -> dict[str, Any]:
     """Return all results of a training pass, and of an evaluation after it."""
     buffer = ParameterBuffer.of(models, [torch.optim.SGD(model.parameters(), lr=0.1) for model in models])
-    states = States(Randomness.seeded(number, packs.backend_of("cpu:0")) for number in range(MEMBERS))
+    states = States(Randomness.seeded(number, packs.open_backend("cpu:0")) for number in range(MEMBERS))
     found: dict[str, Any] = {}
     for mode in ("training", "evaluation"):
         forward.train(mode == "training")

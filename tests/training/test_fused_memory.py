@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam, AdamW
 
 from argosy.study import Member
 from argosy.training.choice import fused_check
-from argosy.training.device.devices import backend_of
-from argosy.training.member.live import build
+from argosy.training.device.devices import open_backend
+from argosy.training.member.live import build_member
 from argosy.training.optim import kernels
 from argosy.training.programs.fused.fused import Fused
 
@@ -106,10 +106,10 @@ def wide() -> nn.Module:
 @pytest.mark.usefixtures("devices")
 def test_what_lies_side_by_side_is_parted_one_matrix_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATE_BYTES", str(10**9))
-    backend = backend_of("late:0")
+    backend = open_backend("late:0")
     backend.activate()
     lives = [
-        build(
+        build_member(
             Member(f"m{n}", model=wide, optimizer=Adam, batch_size=4),
             backend,
             study_seed=0,

@@ -19,7 +19,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.training.choice import fused_check, rehearsal
 from argosy.training.choice.fusion_group import FusionGroup
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member.files import Files
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.trainer import program_choice, program_instances
@@ -80,7 +80,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     instances, said = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
     guard = Guard(
         "late:0",
-        backend_of("late:0"),
+        open_backend("late:0"),
         tmp_path,
         said.append,
         lambda name, failed=False: None,

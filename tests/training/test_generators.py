@@ -15,10 +15,10 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from argosy.errors import StudyError
-from argosy.stream.own_generators import names_random
+from argosy.stream.own_generators import uses_random_modules
 from argosy.study import Member
-from argosy.training.device.devices import backend_of
-from argosy.training.member.live import build
+from argosy.training.device.devices import open_backend
+from argosy.training.member.live import build_member
 
 NUMPY, TORCH = np.random.default_rng(0), torch.Generator().manual_seed(0)
 
@@ -174,7 +174,7 @@ def test_the_seeded_generators_and_those_of_a_call_are_none() -> None:
 
 
 def built(member: Member) -> None:
-    build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+    build_member(member, open_backend("cpu:0"), study_seed=0, objective="val_loss", mode="min")
 
 
 def late(batch: Any) -> Any:
@@ -204,9 +204,9 @@ class Masking(nn.Linear):
 
 @pytest.mark.parametrize("function", [late, later, Masking, partial(late), lambda batch: late(batch), random.random])
 def test_code_that_may_draw_from_numpy_or_random_is_known_by_its_names(function: Any) -> None:
-    assert names_random(function) == (function is not random.random)
+    assert uses_random_modules(function) == (function is not random.random)
 
 
 @pytest.mark.parametrize("function", [rounded, nn.Dropout, nn.Dropout(), functional.cross_entropy, None])
 def test_code_that_draws_from_torch_alone_is_none(function: Any) -> None:
-    assert not names_random(function)
+    assert not uses_random_modules(function)

@@ -41,12 +41,12 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.fusion_group import ALONE, FusionGroup
 from argosy.training.device.devices import Cpu, PassedEvent
-from argosy.training.device.equivalence import leads_elsewhere
-from argosy.training.device.recorders import recorder_of
+from argosy.training.device.equivalence import have_diverged
+from argosy.training.device.recorders import make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation
-from argosy.training.programs.graphed.graphed import ALIKE, Graphed, refusal, together
+from argosy.training.programs.graphed.graphed import ALIKE, Graphed, run_concurrently, why_not_captured
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.program_instances import ProgramInstance, Round
@@ -166,7 +166,7 @@ SINGLES: Mapping[str, Member] = {
 @pytest.mark.parametrize("kind", SINGLES)
 def test_a_captured_member_is_that_member(kind: str, device: str) -> None:
     (single,), (one,) = on(device, [SINGLES[kind]]), on(device, [SINGLES[kind]])
-    assert refusal(Solo(one)) is None
+    assert why_not_captured(Solo(one)) is None
     program = Graphed.of(Solo(one))
     history, found = train(Solo(single), 3), train(program, 3)
     assert program.replays
@@ -375,15 +375,15 @@ def test_what_makes_its_steps_itself_is_refused() -> None:
     slow = partial(SGD, lr=0.01, momentum=0.5, dampening=0.1)
     for optimizer in (partial(RMSprop, lr=0.01), slow):
         (found,) = on("cpu:0", [member("m", optimizer=optimizer)])
-        assert refusal(Solo(found)) == "its optimizer has no kernel"
+        assert why_not_captured(Solo(found)) == "its optimizer has no kernel"
         beside = Fused.of([found, *on("cpu:0", [member("other")])])
-        assert refusal(beside) == "one of its optimizers has no kernel"
+        assert why_not_captured(beside) == "one of its optimizers has no kernel"
 
 
 def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(replays.recorders.RECORDERS, "cpu")
     (found,) = on("cpu:0", [member("m")])
-    assert refusal(Solo(found)) == "its device cannot capture steps"
+    assert why_not_captured(Solo(found)) == "its device cannot capture steps"
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -433,7 +433,7 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> 
         for block in blocks(orders.epoch("train", epoch), 96, arrays=arrays, epoch=epoch):
             for recorder in recorded:
                 recorder.asked.clear()
-            with together(programs):
+            with run_concurrently(programs):
                 for program in programs:
                     with program.active():
                         for batch in program.cut(there(block, program)):
@@ -462,7 +462,7 @@ def asked_for(programs: Sequence[Graphed], epoch: int) -> list[list[str]]:
     (block,) = blocks(orders.epoch("train", epoch), 96, arrays=arrays, epoch=epoch)
     for recorder in recorded:
         recorder.asked.clear()
-    with together(programs):
+    with run_concurrently(programs):
         for program in programs:
             with program.active():
                 for batch in program.cut(there(block, program)):
@@ -672,7 +672,7 @@ def test_the_host_waits_for_no_plain_step_of_a_pack(pack: str) -> None:
         one.begin_epoch(orders, 1)
         one.keep_best()  # outside of the strict part: it may copy weights to the host, if the last epoch was the best
     (block,) = blocks(orders.epoch("train", 1), 96, arrays=arrays, epoch=1)
-    with program.active(), recorder_of(lives[0].backend).strict():
+    with program.active(), make_recorder(lives[0].backend).strict():
         for batch in program.cut(there(block, program)):
             program.begin(batch)
             program.finish()
@@ -701,9 +701,9 @@ def test_a_first_replay_is_compared_in_little_memory() -> None:
     before, replayed, wrong = torch.zeros(3, 2_000_000), torch.ones(3, 2_000_000), torch.ones(3, 2_000_000)
     wrong[2, -1] = 1000.0
     with late.Counted(None) as counted:
-        assert not leads_elsewhere(torch.ones(1).expand(3, 2_000_000), replayed, before, ALIKE)
+        assert not have_diverged(torch.ones(1).expand(3, 2_000_000), replayed, before, ALIKE)
         assert 0 < counted.peak < replayed.nbytes / 3
-        assert leads_elsewhere(replayed, wrong, before, ALIKE)
+        assert have_diverged(replayed, wrong, before, ALIKE)
 
 
 def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:

@@ -21,9 +21,9 @@ import argosy
 from argosy.running.directory.journal import read_journal
 from argosy.study import Member
 from argosy.training.choice.admission import admit
-from argosy.training.programs.fused.grouped import Grouped, common
+from argosy.training.programs.fused.grouped import Grouped, grouping_key
 from argosy.training.programs.fused.waves import layers_of
-from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
 
 ROUNDING = 1e-10
@@ -135,7 +135,7 @@ def test_a_step_is_undone_and_a_failing_optimizer_is_its_members_own() -> None:
         program.begin(turn)
         program.undo()
         program.begin(turn)
-        with pytest.raises(OwnFaults, match="linear"):
+        with pytest.raises(MemberFaults, match="linear"):
             program.finish()
     with like.active():
         (turn,) = like.cut(block)
@@ -239,8 +239,8 @@ def test_members_remain_in_programs_of_their_sort() -> None:
     ids=["augment", "accumulate", "precision", "average"],
 )
 def test_members_that_compute_more_than_their_layers_are_not_asked(other: Any) -> None:
-    assert common(packs.live(packs.member("a", model=partial(mlp, (24,)), dtype=torch.float32))) is not None
-    assert common(packs.live(packs.member("a", model=partial(mlp, (24,)), dtype=torch.float32, **other))) is None
+    assert grouping_key(packs.live(packs.member("a", model=partial(mlp, (24,)), dtype=torch.float32))) is not None
+    assert grouping_key(packs.live(packs.member("a", model=partial(mlp, (24,)), dtype=torch.float32, **other))) is None
 
 
 def test_a_study_of_unlike_members_has_the_figures_of_each_alone(tmp_path: Path) -> None:

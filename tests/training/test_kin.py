@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from argosy.training.choice.fusion_group import ALONE, SECONDS, FusionGroup, ProgramCandidate, divided
+from argosy.training.choice.fusion_group import ALONE, SECONDS, FusionGroup, ProgramCandidate, divide_evenly
 
 
 def measured(fusion_group: FusionGroup, count: int, cost: float, *, samples: int = 100) -> None:
@@ -18,9 +18,9 @@ def settle(fusion_group: FusionGroup, count: int, costs: Mapping[ProgramCandidat
     """Measure until a candidate is settled; return the candidates tried, the settled one last."""
     tried = []
     while True:
-        fusion_group.go_on_with(fusion_group.next(count))
+        fusion_group.switch_to(fusion_group.next(count))
         tried.append(fusion_group.now)
-        if not fusion_group.measures(count):
+        if not fusion_group.needs_measuring(count):
             fusion_group.settled_for = count
             return tried
         measured(fusion_group, count, costs[fusion_group.now])
@@ -43,15 +43,15 @@ def choose(
 def test_one_program_steps_them_where_it_is_faster_and_not_by_a_hair(together: float, sizes: list[int]) -> None:
     fusion_group, tried = choose(8, {1: 1.0, 8: together})
     assert tried == sizes
-    assert not fusion_group.asks(8)
+    assert not fusion_group.needs_choice(8)
 
 
 @pytest.mark.parametrize("busy", range(4))
 def test_one_disturbed_try_does_not_decide(busy: int) -> None:
     fusion_group, tried = FusionGroup(), 0
     while not fusion_group.settled_for:
-        fusion_group.go_on_with(fusion_group.next(4))
-        if fusion_group.measures(4):
+        fusion_group.switch_to(fusion_group.next(4))
+        if fusion_group.needs_measuring(4):
             measured(fusion_group, 4, (0.7 if fusion_group.now.size == 4 else 1.0) * (1.8 if tried == busy else 1.0))
             tried += 1
         else:
@@ -62,8 +62,8 @@ def test_one_disturbed_try_does_not_decide(busy: int) -> None:
 def test_tries_that_disagree_are_not_believed() -> None:
     fusion_group, busy = FusionGroup(), {1: [1.3, 1.2], 4: [1.0]}
     while not fusion_group.settled_for:
-        fusion_group.go_on_with(fusion_group.next(4))
-        if fusion_group.measures(4):
+        fusion_group.switch_to(fusion_group.next(4))
+        if fusion_group.needs_measuring(4):
             others = busy[fusion_group.now.size]
             measured(
                 fusion_group, 4, (1.15 if fusion_group.now.size == 4 else 1.0) * (others.pop(0) if others else 1.0)
@@ -80,7 +80,7 @@ def test_one_by_itself_is_not_tried() -> None:
 
 def test_a_group_chooses_again_when_a_member_joins_or_half_have_left() -> None:
     fusion_group, _ = choose(16, {1: 1.0, 16: 0.2})
-    assert [fusion_group.asks(count) for count in (17, 16, 9, 8)] == [True, False, False, True]
+    assert [fusion_group.needs_choice(count) for count in (17, 16, 9, 8)] == [True, False, False, True]
     # The costs measured are near enough for one member more, but not for half of them.
     assert choose(17, {}, fusion_group)[1] == [17]
     assert choose(8, {8: 0.4}, fusion_group)[1] == [8, 8]
@@ -90,7 +90,7 @@ def test_a_group_chooses_again_when_a_member_joins_or_half_have_left() -> None:
 def test_where_memory_ends_it_is_divided() -> None:
     fusion_group, _ = choose(10, {1: 1.0, 10: 0.2})
     fusion_group.restrict(5, "out of memory")
-    assert fusion_group.asks(10)
+    assert fusion_group.needs_choice(10)
     assert choose(10, {5: 0.3}, fusion_group)[1] == [5, 5]
     fusion_group.restrict(1, "out of memory")
     assert choose(10, {}, fusion_group)[1] == [1]
@@ -148,7 +148,7 @@ def test_every_kind_is_tried_in_its_sizes_and_the_cheapest_stays() -> None:
     assert tried == [ALONE, ALL, GRAPHED, ALL_GRAPHED, COMPILED, ALL_GRAPHED, COMPILED, ALL_GRAPHED]
     assert fusion_group.costs == costs
     # Half of them are left: no costs of programs of four are known, so all kinds are tried again.
-    assert fusion_group.asks(4)
+    assert fusion_group.needs_choice(4)
     half = ProgramCandidate(4, "compiled")
     assert (
         settle(fusion_group, 4, {ProgramCandidate(4): 0.5, ProgramCandidate(4, "graphed"): 0.2, half: 0.05})[-1] == half
@@ -163,17 +163,17 @@ def test_between_kinds_that_cost_the_same_the_simpler_one_stays() -> None:
 def test_who_is_alone_has_a_choice_between_kinds_only() -> None:
     fusion_group = FusionGroup(kinds=("plain", "graphed"))
     assert settle(fusion_group, 1, {ALONE: 1.0, GRAPHED: 0.3}) == [ALONE, GRAPHED, GRAPHED]
-    assert not fusion_group.asks(1)
+    assert not fusion_group.needs_choice(1)
 
 
 def test_a_kind_that_is_refused_is_tried_no_more() -> None:
     fusion_group = FusionGroup(kinds=("plain", "graphed"))
     settle(fusion_group, 8, {ALONE: 1.0, ALL: 0.5, GRAPHED: 0.3, ALL_GRAPHED: 0.1})
     fusion_group.refuse("graphed", "it reads a value")
-    assert fusion_group.asks(8)
+    assert fusion_group.needs_choice(8)
     assert settle(fusion_group, 8, {}) == [ALL]
 
 
 def test_parts_are_as_equal_as_can_be() -> None:
-    assert list(map(list, divided(range(7), 3))) == [[0, 1], [2, 3], [4, 5, 6]]
-    assert list(map(list, divided(range(4), 8))) == [[0, 1, 2, 3]]
+    assert list(map(list, divide_evenly(range(7), 3))) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert list(map(list, divide_evenly(range(4), 8))) == [[0, 1, 2, 3]]

@@ -34,12 +34,12 @@ from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice import measure as measure_file
-from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measuring
-from argosy.training.device.devices import backend_of
+from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
+from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
 from argosy.training.member import live as live_file
 from argosy.training.member.copied import LARGE
-from argosy.training.member.live import Best, LiveMember, build
+from argosy.training.member.live import Best, LiveMember, build_member
 from argosy.training.programs.solo import Solo
 
 LENGTHS = {"train": 100, "val": 30}
@@ -51,7 +51,7 @@ TARGETS = torch.arange(100) % 10
 def start(member: Member | None = None, *, device: str = "cpu:0", objective: str = "val_loss") -> Solo:
     mode = "min" if objective.endswith("loss") else "max"
     member = member or studies.member(schedule=partial(StepLR, step_size=1, gamma=0.5), batch_size=16)
-    return Solo(build(member, backend_of(device), study_seed=0, objective=objective, mode=mode))
+    return Solo(build_member(member, open_backend(device), study_seed=0, objective=objective, mode=mode))
 
 
 def train(solo: Solo, epoch: int, start: int, stop: int, *, size: int = 23, **how: Any) -> Iterator[None]:
@@ -138,7 +138,7 @@ def test_a_schedule_that_watches_a_metric_moves_at_the_end_of_an_epoch() -> None
 
 def resumed(state: dict[str, Any], folder: Path, member: Member | None = None) -> tuple[Solo, int]:
     """Return the member that another trainer loads from a checkpoint of `state`, and its position in the epoch."""
-    digest = checkpoint.save(checkpoint.plain(state), folder / "saved.pt")
+    digest = checkpoint.save(checkpoint.to_plain(state), folder / "saved.pt")
     solo = start(member)
     return solo, solo.live.load_state_dict(checkpoint.load(folder / "saved.pt", digest))
 
@@ -259,7 +259,7 @@ def test_a_schedule_that_moves_before_the_next_step_warns_of_nothing(tmp_path: P
     solo.live.begin_epoch(ORDERS, 0)
     list(train(solo, 0, 0, 100))
     solo, _ = resumed(solo.live.state_dict(), tmp_path)
-    solo.live.move_schedule(1.0)
+    solo.live.step_schedule(1.0)
     assert solo.live.optimizer.param_groups[0]["lr"] == 0.025
 
 
@@ -438,12 +438,12 @@ def test_gradients_are_those_of_the_mean_loss(step: Any, accumulate: int) -> Non
 
 def test_nan_is_never_better_and_always_beaten() -> None:
     nan = float("nan")
-    assert Best(0, 0, 2.0).beaten_by(1.0, "min")
-    assert not Best(0, 0, 1.0).beaten_by(1.0, "min")
-    assert Best(0, 0, 1.0).beaten_by(2.0, "max")
-    assert not Best(0, 0, 1.0).beaten_by(nan, "min")
-    assert not Best(0, 0, nan).beaten_by(nan, "max")
-    assert Best(0, 0, nan).beaten_by(-9.0, "max")
+    assert Best(0, 0, 2.0).is_beaten_by(1.0, "min")
+    assert not Best(0, 0, 1.0).is_beaten_by(1.0, "min")
+    assert Best(0, 0, 1.0).is_beaten_by(2.0, "max")
+    assert not Best(0, 0, 1.0).is_beaten_by(nan, "min")
+    assert not Best(0, 0, nan).is_beaten_by(nan, "max")
+    assert Best(0, 0, nan).is_beaten_by(-9.0, "max")
 
 
 def second_is_best(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -475,7 +475,7 @@ def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_p
     assert state is not None
     assert {**state, "model": None} == {"model": None, "epoch": 0, "section": 1, "value": 3.0}
     assert evidence.fingerprint(state["model"]) == expected != evidence.fingerprint(live.model.state_dict())
-    live.best_is_saved()
+    live.note_best_saved()
     assert live.best_state() is None
     later, _ = resumed(live.state_dict(), tmp_path, live.member)
     assert later.live.best == live.best
@@ -524,7 +524,7 @@ def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
     """Run the measurement to its end and return its result."""
 
     def whole() -> Generator[None, None, None]:
-        found.append((yield from measuring(solo.live, block, **rest)))
+        found.append((yield from measure_steps(solo.live, block, **rest)))
 
     found: list[Measured] = []
     assert list(whole()).count(None) >= 3, "the measurement did not yield between its steps"
@@ -1636,7 +1636,7 @@ def test_best_weights_of_a_small_network_stay_on_an_accelerator(
 ) -> None:
     one = start(studies.member(model=partial(Tied, width)), device=device).live
     to_host: list[Any] = []
-    monkeypatch.setattr(live_file, "plain", lambda weights, host: to_host.append(host) or weights)
+    monkeypatch.setattr(live_file, "to_plain", lambda weights, host: to_host.append(host) or weights)
     one.best, one._best_here = Best(0, 0, 1.0), True
     one.keep_best()
     assert to_host == ([] if there and device == "late:0" else [True])

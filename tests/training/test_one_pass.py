@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
 from argosy.training.optim.kernels import Kernel
-from argosy.training.optim.one_pass import one_pass, takes_one_pass
+from argosy.training.optim.one_pass import step_in_one_pass, takes_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs import solo
@@ -89,7 +89,7 @@ def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
         for model in models:
             differentiate(model, number)
         own.step()
-        if number == STEPS // 2 or not one_pass(passed):
+        if number == STEPS // 2 or not step_in_one_pass(passed):
             passed.step()
         else:
             made += 1
@@ -112,7 +112,7 @@ def test_weights_that_get_a_gradient_late_begin_with_the_optimizer() -> None:
             if number < 4:
                 model[2].weight.grad = None  # type: ignore[index, union-attr]
         own.step()
-        made.append(one_pass(passed))
+        made.append(step_in_one_pass(passed))
     assert all(made)
     assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
     assert difference(own.state_dict()["state"], passed.state_dict()["state"]) < ROUNDING
@@ -187,7 +187,7 @@ def test_memory_that_lies_otherwise_is_not_touched(lies: Callable[[nn.Module], N
     differentiate(model, 0)
     lies(model)
     before = copy.deepcopy(model.state_dict())
-    assert not one_pass(optimizer)
+    assert not step_in_one_pass(optimizer)
     assert difference(before, model.state_dict()) == 0.0
     optimizer.step()
 
@@ -197,7 +197,9 @@ def test_who_wants_it_exact_gets_the_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Any, passes: bool
 ) -> None:
     made = []
-    monkeypatch.setattr(solo, "one_pass", lambda optimizer: made.append(one_pass(optimizer)) or made[-1])
+    monkeypatch.setattr(
+        solo, "step_in_one_pass", lambda optimizer: made.append(step_in_one_pass(optimizer)) or made[-1]
+    )
     fleet = [studies.member("adam", optimizer=partial(Adam, lr=0.01))]
     argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher="inline", devices="cpu:1", numerics=numerics)
     assert bool(made) == all([passes, *made]) == passes
@@ -220,7 +222,7 @@ def test_the_rows_of_several_members_have_the_bits_of_each_alone(factory: Factor
         for row, model in zip(slopes, alone, strict=True):
             for weight, piece in zip(model.parameters(), parameter_buffer.pieces, strict=True):
                 weight.grad = piece.of(row).clone()
-        assert all(map(one_pass, lone))
+        assert all(map(step_in_one_pass, lone))
         move = kernel.ready(slopes)
         assert move is not None
         with torch.no_grad():

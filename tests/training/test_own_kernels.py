@@ -29,7 +29,7 @@ from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed import evaluation
-from argosy.training.programs.graphed.graphed import Graphed, refusal
+from argosy.training.programs.graphed.graphed import Graphed, why_not_captured
 from argosy.training.programs.solo import Solo
 
 ROUNDING = 1e-10
@@ -84,7 +84,7 @@ def test_unlike_members_are_captured_as_one(device: str, begun: bool, monkeypatc
     for one in lives if begun else ():
         train(Solo(one), 1)
     grouped = Grouped.of(lives)
-    assert refusal(grouped) is None
+    assert why_not_captured(grouped) is None
     program = Graphed.of(grouped)
     found = train(program, 4 - begun)
     assert program.replays
@@ -125,7 +125,8 @@ def test_muon_steps_matrices_of_one_shape_at_once(device: str) -> None:
 @pytest.mark.usefixtures("replayable")
 def test_unlike_members_of_a_device_without_kernels_are_not_captured() -> None:
     assert (
-        refusal(Grouped.of([live(one) for one in unlike()])) == "its device has no kernel that steps different members"
+        why_not_captured(Grouped.of([live(one) for one in unlike()]))
+        == "its device has no kernel that steps different members"
     )
 
 
@@ -142,7 +143,7 @@ def test_unlike_members_with_steps_of_their_own_are_not_captured(more: Any) -> N
     other = packs.member("other", **{"model": partial(mlp, (24,), nn.ReLU()), **more})
     clipped = "gradients of different members are clipped one after another"
     wanted = clipped if "clip_grad_norm" in more else "one of its optimizers has no kernel"
-    assert refusal(Grouped.of([live(one) for one in (*unlike(), other)])) == wanted
+    assert why_not_captured(Grouped.of([live(one) for one in (*unlike(), other)])) == wanted
 
 
 @pytest.mark.gpu

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import StepLR
 
 import argosy
 from argosy.stream.order import member_seed, permutation
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
-from argosy.training.member.live import LiveMember, build
+from argosy.training.member.live import LiveMember, build_member
 from argosy.training.member.own import OwnSchedules
 from argosy.training.programs.solo import Solo
 
@@ -131,7 +131,7 @@ def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Pa
 
 
 def alive(member: argosy.Member) -> LiveMember:
-    return build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+    return build_member(member, open_backend("cpu:0"), study_seed=0, objective="val_loss", mode="min")
 
 
 def steps(live: LiveMember, first: int, last: int) -> None:
@@ -150,7 +150,7 @@ def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
     straight, cut, other = alive(gan()), alive(gan()), alive(gan())
     steps(straight, 0, 8)
     steps(cut, 0, 5)
-    checkpoint.save(checkpoint.plain(cut.state_dict()), tmp_path / "x.pt")
+    checkpoint.save(checkpoint.to_plain(cut.state_dict()), tmp_path / "x.pt")
     other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
     steps(other, 5, 8)
     assert bits(other) == bits(straight)
@@ -217,7 +217,7 @@ def test_a_trial_leaves_the_member_as_it_is() -> None:
     steps(trial, 0, 3)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy's schedule has not wrapped its step
-        trial.move_schedule(1.0)
+        trial.step_schedule(1.0)
     assert bits(live) == before
     assert isinstance(trial.schedule, OwnSchedules)
 

@@ -19,7 +19,7 @@ from argosy.study import Member
 from argosy.training.member import checkpoint, precision
 from argosy.training.member.precision import LEAST, LossScale
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
 
 EXACT = 1e-10
@@ -151,7 +151,7 @@ def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path) -> None:
     program.release()
     for one in lives:
         path = tmp_path / f"{one.member.name}.pt"
-        checkpoint.save(checkpoint.plain(one.state_dict()), path)
+        checkpoint.save(checkpoint.to_plain(one.state_dict()), path)
         resumed = packs.live(one.member)
         resumed.load_state_dict(checkpoint.load(path))
         assert resumed.loss_scale == one.loss_scale != packs.live(one.member).loss_scale
@@ -165,7 +165,7 @@ def test_overflow_at_the_smallest_scale_ends_that_member_only() -> None:
     for one in (lives[0], lives[1]):
         assert one.loss_scale is not None
         one.loss_scale.value = LEAST
-    with pytest.raises(OwnFaults) as raised:
+    with pytest.raises(MemberFaults) as raised:
         packs.train(Fused.of(lives), 1, data=poison())
     assert list(raised.value.errors) == ["m0"]
     assert isinstance(raised.value.errors["m0"], StudyError)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import argosy
 from argosy.stream.blocks import Block
 from argosy.training.device import resident
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import backend_of
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import open_backend
 
 devices = late.devices
 ROWS, WIDTH = 256, 50
@@ -54,7 +54,7 @@ def epoch(number: int, *, fixed: bool = True) -> list[Block]:
     return found
 
 
-def through(copies: Copies, stream: list[Block]) -> None:
+def through(copies: DeviceCopies, stream: list[Block]) -> None:
     """Copy each block to the device, overwrite its slot as soon as it is released, and compare the copy with the original."""
     while stream:
         block = stream.pop(0)
@@ -67,10 +67,10 @@ def through(copies: Copies, stream: list[Block]) -> None:
         assert there.labels is not None
 
 
-def opened() -> Copies:
-    backend = backend_of("late:0")
+def opened() -> DeviceCopies:
+    backend = open_backend("late:0")
     backend.activate()
-    return Copies(backend)
+    return DeviceCopies(backend)
 
 
 LEAVES, ORDER = 64 * (WIDTH * 4 + 8), 64 * 8

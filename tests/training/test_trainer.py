@@ -34,7 +34,7 @@ from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
 from argosy.stream.sources import open_sources
 from argosy.study import Study
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
 from argosy.training.member.files import Saving
 from argosy.training.trainer.program_instances import ProgramInstance
@@ -85,12 +85,12 @@ def driver() -> Listening:
 def make(
     study: Study, folder: Path, said: list[Any], driver: Listening, device: str = "cpu:0", **settings: Any
 ) -> Trainer:
-    backend = backend_of(device)
+    backend = open_backend(device)
     trainer = Trainer(
         study.terms, Settings(**settings), folder, name=device, backend=backend, emit=said.append, listen=driver
     )
     sources = open_sources(study.data, seed=study.seed)
-    trainer.know({n: s.length for n, s in sources.items()}, {n: s.layout for n, s in sources.items()})
+    trainer.set_splits({n: s.length for n, s in sources.items()}, {n: s.layout for n, s in sources.items()})
     trainer.enlist(study.members)
     return trainer
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from argosy.stream.batches import Batch
 from argosy.stream.order import Digest
 from argosy.study import Member, accuracy
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member.validation import Validation
-from argosy.training.programs.fused.recorded import Validated
+from argosy.training.programs.fused.recorded import UnrecordedValidation
 
-MEMBERS, CLASSES, BACKEND = 3, 4, backend_of("cpu:0")
+MEMBERS, CLASSES, BACKEND = 3, 4, open_backend("cpu:0")
 DRAW = torch.Generator().manual_seed(0)
 
 
@@ -46,7 +46,7 @@ def add(into: Validation, own: Batch, losses: Tensor, output: Any) -> None:
 
 @pytest.mark.parametrize("shared", [True, False], ids=["of one batch", "of a batch each"])
 def test_sums_of_all_are_those_of_each(shared: bool) -> None:
-    together, apart, sums = validations(), validations(), Validated(BACKEND)
+    together, apart, sums = validations(), validations(), UnrecordedValidation(BACKEND)
     for number, rows in enumerate((8, 8, 5, 8)):
         one = batch(rows, number)
         batches = [one if shared else batch(rows, number) for _ in range(MEMBERS)]
@@ -54,12 +54,12 @@ def test_sums_of_all_are_those_of_each(shared: bool) -> None:
         for row, validation in enumerate(apart):
             add(validation, batches[row], losses[row], output[row])
         if number == 2:  # a batch that each member validates on its own
-            sums.tell()
+            sums.record()
             for row, validation in enumerate(together):
                 add(validation, batches[row], losses[row], output[row])
         else:
             assert sums.add(tuple(together), batches, losses, output)
-    sums.tell()
+    sums.record()
     for one, other in zip(together, apart, strict=True):
         one.end()
         other.end()
@@ -69,20 +69,20 @@ def test_sums_of_all_are_those_of_each(shared: bool) -> None:
 
 
 def test_means_count_by_their_samples() -> None:
-    together, apart, sums = validations(), validations(), Validated(BACKEND)
+    together, apart, sums = validations(), validations(), UnrecordedValidation(BACKEND)
     for number, rows in enumerate((8, 3)):
         own, (losses, output) = batch(rows, number), outputs(rows)
         means = losses.mean(1)
         assert sums.add(tuple(together), [own] * MEMBERS, means, output)
         for row, validation in enumerate(apart):
             add(validation, own, means[row], output[row])
-    sums.tell()
+    sums.record()
     assert [one.values() for one in together] == [one.values() for one in apart]
 
 
 @pytest.mark.parametrize("why", ["another metric", "answers", "one logit", "a tree"])
 def test_others_add_their_own(why: str) -> None:
-    into, sums, own = validations(), Validated(BACKEND), batch(8, 0)
+    into, sums, own = validations(), UnrecordedValidation(BACKEND), batch(8, 0)
     losses, output = outputs(8)
     found: Any = output
     if why == "another metric":
@@ -94,5 +94,5 @@ def test_others_add_their_own(why: str) -> None:
     if why == "a tree":
         found = {"logits": output}
     assert not sums.add(tuple(into), [own] * MEMBERS, losses, found)
-    sums.tell()
+    sums.record()
     assert all(one.digest == Digest() for one in into)

@@ -19,7 +19,7 @@ from torch import nn
 import argosy
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.member.validation import Validation
 
 OUTPUTS = torch.randn(41, 10, generator=torch.Generator().manual_seed(0))
@@ -101,7 +101,7 @@ METRICS = {
 def validated(sizes: Sequence[int], metrics: dict[str, Any], device: str = "cpu:0") -> dict[str, float]:
     """Return the metrics of a validation with batches of these sizes."""
     member = studies.member(metrics=metrics)
-    validation, start = Validation(member, backend_of(device)), 0
+    validation, start = Validation(member, open_backend(device)), 0
     for rows in sizes:
         part = slice(start, start + rows)
         validation.add(rows, Digest(), OUTPUTS[part, 0], OUTPUTS[part], TARGETS[part])
@@ -175,7 +175,7 @@ def test_a_metric_that_refuses_all_samples_is_an_error() -> None:
 
 
 def test_outputs_that_cannot_be_gathered_are_refused() -> None:
-    validation = Validation(studies.member(metrics={"f1": lambda output, target: 1.0}), backend_of("cpu:0"))
+    validation = Validation(studies.member(metrics={"f1": lambda output, target: 1.0}), open_backend("cpu:0"))
     with pytest.raises(
         StudyError, match=r"metric 'f1' is computed on the whole set.*batch of 20 has a tensor of shape \(2, 20\)"
     ):

@@ -213,7 +213,7 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
         copied.extend([] if shown is block else [block.place.start])
         with watched.steps():
             clock[0] += 50.0
-        return watched.wrote(shown, block)
+        return watched.restore_if_written(shown, block)
 
     found = blocks(np.arange(1000), 1)
     assert not any(map(steps, found))
@@ -233,7 +233,7 @@ def test_nothing_is_claimed_of_blocks_that_were_not_compared() -> None:
         watched.refuse("late")
     watched.stepping_seconds = 1e9
     for block in (second, third):
-        assert not watched.wrote(watched.shown(block, apart=False), block)
+        assert not watched.restore_if_written(watched.shown(block, apart=False), block)
     with pytest.raises(
         argosy.errors.MemberError, match="have seen none of its changes since sample 1 of train epoch 1"
     ):

@@ -212,7 +212,7 @@ def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: 
 
     def act(driver: Driver) -> None:
         if not left and driver.state.member("net-1").sections:
-            left.append(inbox.leave(tmp_path, {"command": "stop", "member": "net-1"}))
+            left.append(inbox.write_command(tmp_path, {"command": "stop", "member": "net-1"}))
 
     living.at_every_round(monkeypatch, act)
 

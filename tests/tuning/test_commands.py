@@ -16,12 +16,12 @@ from argosy.cli.report import report, status
 from argosy.protocol.events import SectionEnded
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import timeline
-from argosy.running.directory.loading import load, search_of
+from argosy.running.directory.loading import load_report, search_report_of
 from argosy.running.launch.launcher import Job
 from argosy.running.search.tuner import Tuner
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
-from argosy.views.html.report import values_of
+from argosy.views.html.report import page_values
 from argosy.views.watch import Watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
@@ -37,7 +37,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         capsys.readouterr()
         with monkeypatch.context() as patched:
             if as_json:
-                patched.setattr(reporting_cli, "write", lambda value, **_: values.append(value))
+                patched.setattr(reporting_cli, "print_output", lambda value, **_: values.append(value))
             command(directory, as_json=as_json, **dict.fromkeys(names, False))
         return values[0] if as_json else " ".join(capsys.readouterr().out.split())
 
@@ -81,7 +81,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
     for number, terms in enumerate([{}, {"scheduler": "asha", "warm": False}, {"space": KINDS, "build": wild}]):
         run = tmp_path / str(number)
         found = tune(run, **{"n_trials": 8, "max_epochs": 4, "eta": 2, "objective": "val_accuracy", **terms})
-        alone = search_of(load(run))
+        alone = search_report_of(load_report(run))
         assert alone is not None
         assert alone.table() == found.table()
         assert alone.to_json() == found.to_json()
@@ -92,7 +92,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
 def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
     study = voyages.asked(2, epochs=2)
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
-    assert search_of(load(tmp_path / "run")) is None
+    assert search_report_of(load_report(tmp_path / "run")) is None
     assert "argosy tune" not in commands(status, tmp_path / "run")
     assert "trials" not in commands(status, tmp_path / "run", as_json=True)
 
@@ -131,7 +131,7 @@ def test_the_best_epoch_of_a_trial_is_a_part_of_one_where_an_epoch_has_several_v
     best = min(found.best().sections, key=lambda ended: ended.metrics["val_loss"])
     assert best.epochs == 1.5
     assert found.ending().best[0].endswith(" at epoch 1.5 of 1.5")
-    values = values_of(found.run, timeline(run))
+    values = page_values(found.run, timeline(run))
     at = [column["name"] for column in values["columns"]].index("best epoch")
     assert values["rows"][0]["cells"][at] == 1.5
 
@@ -144,12 +144,12 @@ def test_epochs_that_clones_took_over_are_counted_once(tmp_path: Path) -> None:
     events = [event for _, event in timeline(run)]
     for count in [at for at, event in enumerate(events) if isinstance(event, SectionEnded)]:
         tuner, state = Tuner.of(search, events[:count]), RunState.of(events[:count])
-        tuner.recall(events[:count], state)
-        assert sum(member.own_epochs for member in state.members.values()) + tuner.to_come(state) == 12
+        tuner.replay(events[:count], state)
+        assert sum(member.own_epochs for member in state.members.values()) + tuner.epochs_to_come(state) == 12
     state = RunState.of(events)
     assert sum(member.epochs for member in state.members.values()) > 12
     assert found.epochs == found.run.epochs == 12
     view, study = Watching(), found.run.networks().known_study()
     view.watch(Job(study=study, settings=Settings(), directory=run, lock=0), state)
     assert view.done_before == view.screen(Phase.OVER).epochs == 12
-    assert values_of(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in total"
+    assert page_values(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in total"

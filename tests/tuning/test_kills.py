@@ -11,7 +11,7 @@ from searches import outcome, tune
 
 import argosy
 from argosy.running.control.driver import Driver
-from argosy.running.control.losses import Way
+from argosy.running.control.losses import RecoveryWay
 from argosy.running.watch.phase import Phase
 
 SEARCH = """
@@ -84,7 +84,7 @@ def test_trials_that_fall_behind_are_compared_as_usual_and_train_the_same_epochs
             lost.append(driver.legs.devices[0])
             living.lose(driver, lost[0])
 
-    living.way_on(monkeypatch, lambda: Way.APART)
+    living.way_on(monkeypatch, lambda: RecoveryWay.APART)
     living.at_every_round(monkeypatch, act)
     assert outcome(tune(tmp_path / "run", **terms)) == outcome(whole)
     assert evidence.event_lines(tmp_path / "run", "WorkerLost")

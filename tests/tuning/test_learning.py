@@ -282,7 +282,7 @@ def searched(seed: int, sampler: Any, scheduler: str = "hyperband", **terms: Any
                 cost = costs[trial] + (1 + abs(hash((seed, trial)) % 100) / 100) / reached[trial]
                 machine.tell(trial, reached[trial], cost)
                 sampling.report(trial, reached[trial], cost)
-        for trial in sampling.frozen():
+        for trial in sampling.frozen_trials():
             number = trial.number
             if not trial.state.is_finished() and (machine.out(number) or reached[number] == 27):
                 outcome = "pruned" if machine.out(number) else "complete"

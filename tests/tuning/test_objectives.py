@@ -12,7 +12,7 @@ from optuna.study._multi_objective import _fast_non_domination_rank
 
 from argosy.errors import StudyError
 from argosy.tuning.hyperband import Hyperband
-from argosy.tuning.objectives import Cost, Objectives, levels, ranked
+from argosy.tuning.objectives import Cost, Objectives, pareto_levels, rank_costs
 
 VALUES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, math.inf])
 COSTS = st.integers(1, 4).flatmap(
@@ -42,7 +42,7 @@ def peeled(costs: list[Cost]) -> list[int]:
 
 @given(COSTS)
 def test_levels_are_those_of_brute_force_and_of_optuna(costs: list[Cost]) -> None:
-    found = levels(costs)
+    found = pareto_levels(costs)
     assert found == peeled(costs)
     if costs:
         values, excess = np.array([cost.values for cost in costs]), np.array([cost.excess for cost in costs])
@@ -52,9 +52,9 @@ def test_levels_are_those_of_brute_force_and_of_optuna(costs: list[Cost]) -> Non
 @given(COSTS)
 def test_what_is_not_a_number_is_behind_all_others(costs: list[Cost]) -> None:
     odd = [Cost((math.nan, *cost.values[1:]), cost.excess) for cost in costs]
-    found = levels([*costs, *odd])
-    assert found[: len(costs)] == levels(costs)
-    assert all(level == max(levels(costs)) + 1 for level in found[len(costs) :])
+    found = pareto_levels([*costs, *odd])
+    assert found[: len(costs)] == pareto_levels(costs)
+    assert all(level == max(pareto_levels(costs)) + 1 for level in found[len(costs) :])
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, math.inf, math.nan]), max_size=20))
@@ -62,21 +62,21 @@ def test_of_one_objective_trials_are_ranked_by_it_and_equals_by_number(costs: li
     plain = sorted(
         range(len(costs)), key=lambda n: (math.isnan(costs[n]), math.inf if math.isnan(costs[n]) else costs[n], n)
     )
-    assert ranked((Cost((cost,)), number) for number, cost in enumerate(costs)) == plain
+    assert rank_costs((Cost((cost,)), number) for number, cost in enumerate(costs)) == plain
 
 
 @given(COSTS, st.randoms(use_true_random=False))
 def test_the_order_is_by_level_and_depends_on_no_other(costs: list[Cost], draw: Random) -> None:
     numbered = [(cost, number) for number, cost in enumerate(costs)]
-    order, found = ranked(numbered), levels(costs)
+    order, found = rank_costs(numbered), pareto_levels(costs)
     assert sorted(order) == [*range(len(costs))]
     assert all(found[a] <= found[b] for a, b in pairwise(order))
-    assert ranked(draw.sample(numbered, len(numbered))) == order
+    assert rank_costs(draw.sample(numbered, len(numbered))) == order
 
 
 def test_within_a_level_the_ends_and_the_lonely_are_first() -> None:
     line = [Cost((x, 1.0 - x)) for x in (0.0, 0.1, 0.2, 0.7, 1.0)]
-    assert ranked((cost, number) for number, cost in enumerate(line)) == [0, 4, 3, 2, 1]
+    assert rank_costs((cost, number) for number, cost in enumerate(line)) == [0, 4, 3, 2, 1]
 
 
 def test_a_rung_lets_the_best_level_go_on_before_those_that_break_a_constraint() -> None:

@@ -26,7 +26,7 @@ from argosy.running.directory.journal import timeline
 from argosy.running.watch.phase import Phase
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.packing import Candidate, Packing, make_packing
-from argosy.views.html.report import values_of
+from argosy.views.html.report import page_values
 
 CHOICES = {"lr": [0.001, 0.01, 0.1, 1.0], "units": [8, 16, 32]}
 SPACE = {
@@ -197,7 +197,7 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     assert len(report.run.rows) == 9 + 3 + 1 + 5 + 1 + 3
     assert ": 17 trials, 12 pruned, 5 done; " in report.ending().state, "a trial counts once, however many rows it has"
-    card = values_of(report.run, timeline(run))["cards"][1]
+    card = page_values(report.run, timeline(run))["cards"][1]
     assert (card["title"], card["value"], card["counts"]) == ("Trials", "17", [["pruned", 12], ["done", 5]])
     if packs != "planned":
         return

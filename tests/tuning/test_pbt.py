@@ -26,7 +26,7 @@ from argosy.protocol.events import MemberRested, Saved
 from argosy.protocol.trainer import SectionReport
 from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
-from argosy.running.search.populations import changes
+from argosy.running.search.populations import changed_parameters
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import Sampling
 
@@ -51,7 +51,7 @@ class World:
     def begin(self) -> bool:
         """Begin one more trial if one is wanted; a clone starts with what its source has reached."""
         trial = len(self.reached)
-        if not self.pbt.wanted(trial):
+        if not self.pbt.wanted_trials(trial):
             return False
         source = self.pbt.sources.get(trial)
         self.reached[trial] = 0 if source is None else self.reached[source]
@@ -139,7 +139,7 @@ def test_a_population_is_decided_the_same_whatever_the_order(seed: int) -> None:
     assert again.sources == worlds[0].pbt.sources
     assert all(again.out(trial) == worlds[0].pbt.out(trial) for trial in worlds[0].reached)
     if not worlds[0].failed:
-        assert again.foreseen(again=False) == worlds[0].trained
+        assert again.expected_sections(again=False) == worlds[0].trained
 
 
 def test_parameters_go_on_to_values_beside_them() -> None:
@@ -304,11 +304,11 @@ def test_only_numbers_that_a_clone_may_change_are_changed() -> None:
         given = {"model": partial(_network, 6), "optimizer": partial(SGD, lr=0.1), "batch_size": 8, **rest}
         return argosy.Member("net", **given)
 
-    assert changes(made(), made(optimizer=partial(SGD, lr=0.2))) == {"optimizer.lr": (0.1, 0.2)}
-    assert changes(made(loss=nn.CrossEntropyLoss()), made(loss=nn.CrossEntropyLoss())) == {}
-    assert changes(made(), made(batch_size=4)) is None
-    assert changes(made(), made(model=partial(_network, 5))) is None
-    assert changes(made(), made(optimizer=partial(_other, lr=0.2))) is None
+    assert changed_parameters(made(), made(optimizer=partial(SGD, lr=0.2))) == {"optimizer.lr": (0.1, 0.2)}
+    assert changed_parameters(made(loss=nn.CrossEntropyLoss()), made(loss=nn.CrossEntropyLoss())) == {}
+    assert changed_parameters(made(), made(batch_size=4)) is None
+    assert changed_parameters(made(), made(model=partial(_network, 5))) is None
+    assert changed_parameters(made(), made(optimizer=partial(_other, lr=0.2))) is None
 
 
 def _other(parameters: Any, lr: float) -> SGD:

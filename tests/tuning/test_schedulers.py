@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from argosy.tuning.asha import Asha
 from argosy.tuning.hyperband import Hyperband, brackets, rungs
-from argosy.tuning.in_full import InFull
+from argosy.tuning.in_full import FullBudget
 from argosy.tuning.median import Median
 from argosy.tuning.scheduler import Results, Scheduler
 
@@ -29,7 +29,7 @@ class World:
 
     def begin(self) -> int:
         """Begin as many trials as are wanted, and return how many."""
-        count = self.scheduler.wanted(len(self.reached))
+        count = self.scheduler.wanted_trials(len(self.reached))
         for trial in range(len(self.reached), len(self.reached) + count):
             self.reached[trial] = 0
         return count
@@ -239,10 +239,10 @@ def test_who_ended_by_its_own_rule_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "scheduler", [InFull(most=4, trials=3), Median(most=4, trials=3), Asha(most=1, eta=2, trials=3)]
+    "scheduler", [FullBudget(most=4, trials=3), Median(most=4, trials=3), Asha(most=1, eta=2, trials=3)]
 )
 def test_all_trials_begin_at_once(scheduler: Scheduler) -> None:
-    assert [scheduler.wanted(begun) for begun in range(5)] == [3, 2, 1, 0, 0]
+    assert [scheduler.wanted_trials(begun) for begun in range(5)] == [3, 2, 1, 0, 0]
     assert scheduler.out(0) is None
 
 
@@ -273,13 +273,13 @@ def test_what_thousands_of_trials_ask_for_grows_as_their_number_does(scheduler: 
 
 def test_what_is_foreseen_is_what_the_table_says() -> None:
     hyperband = Hyperband(most=81, eta=3, trials=143)
-    assert (hyperband.foreseen(again=False), hyperband.foreseen(again=True)) == (1581, 1902)
+    assert (hyperband.expected_sections(again=False), hyperband.expected_sections(again=True)) == (1581, 1902)
     asha = Asha(most=9, eta=3, trials=9)
-    assert (asha.foreseen(again=False), asha.foreseen(again=True)) == (9 + 3 * 2 + 6, 9 + 9 + 9)
-    assert InFull(most=4, trials=3).foreseen(again=False) == 12
+    assert (asha.expected_sections(again=False), asha.expected_sections(again=True)) == (9 + 3 * 2 + 6, 9 + 9 + 9)
+    assert FullBudget(most=4, trials=3).expected_sections(again=False) == 12
     median = Median(most=4, trials=6)
-    assert median.foreseen(again=False) == 24
+    assert median.expected_sections(again=False) == 24
     for trial in range(6):
         for sections in (1, 2):
             median.tell(trial, sections, float(trial))
-    assert median.foreseen(again=False) == sum(2 if median.out(trial) else 4 for trial in range(6)) < 24
+    assert median.expected_sections(again=False) == sum(2 if median.out(trial) else 4 for trial in range(6)) < 24

@@ -37,7 +37,7 @@ from argosy.running.search.terms import terms_of
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
-from argosy.tuning.report import Packs
+from argosy.tuning.report import PackSavings
 from argosy.tuning.search import Search, Store
 
 
@@ -78,7 +78,7 @@ def titles(page: str) -> set[str]:
 
 
 def test_what_a_program_of_several_saves_follows_from_what_was_measured() -> None:
-    packs = Packs()
+    packs = PackSavings()
 
     def ended(name: str) -> SectionEnded:
         given = dict.fromkeys((field.name for field in fields(SectionEnded)), 0)
@@ -230,7 +230,9 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
 
     def act(driver: Driver) -> None:
         if not left and driver.state.member("net-1").sections:
-            left.extend(inbox.leave(run, command) for command in ({"command": "stop", "member": "net-1"}, clone))
+            left.extend(
+                inbox.write_command(run, command) for command in ({"command": "stop", "member": "net-1"}, clone)
+            )
 
     living.at_every_round(monkeypatch, act)
     report = tune(run, scheduler="random", n_trials=3, max_epochs=6)

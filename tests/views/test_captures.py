@@ -13,10 +13,10 @@ from test_screen import drawn, seen
 
 import argosy
 from argosy.protocol.events import Event, MemberEnded, MemberRested, Proposed, RunStarted, SearchBegan
-from argosy.protocol.feeder import Flowing
+from argosy.protocol.feeder import FeederProgress
 from argosy.protocol.trainer import Progress
 from argosy.tuning.hyperband import Hyperband
-from argosy.views.drawing import in_a_line
+from argosy.views.drawing import format_screen_line
 
 FOLDER = Path(__file__).parent / "captures"
 REASON = 'Traceback (most recent call last):\n  File "nets.py", line 12, in forward\n    return x.view(3)\nRuntimeError: shape [3] is invalid'
@@ -98,7 +98,7 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
         )
         for at, rows in ((42.0, 10), (44.0, 100))
     ]
-    heard.append((44.0, "feeder-0", Flowing(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}})))
+    heard.append((44.0, "feeder-0", FeederProgress(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}})))
     lines = drawn(seen(study, timeline(study, end=False), more=heard, now=45.0), width, height)
     assert len(lines) < height
     assert max(map(len, lines)) <= width
@@ -150,7 +150,7 @@ def test_the_live_view_of_a_search(width: int, height: int) -> None:
     assert len(lines) < height
     assert max(map(len, lines)) <= width
     told = "62% of all epochs (43 of 69), about 27 s left; 17 of 17 trials: 5 training, 11 pruned, 1 failed; best val_loss 0.09091 (mlp-6)"
-    assert in_a_line(screen) == told
+    assert format_screen_line(screen) == told
     captured(f"live-search-{width}x{height}", "\n".join(line.rstrip() for line in lines))
 
 

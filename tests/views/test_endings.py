@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 import argosy
 from argosy.cli.app import app
 from argosy.cli.runs import runs
-from argosy.errors.wording import lasting
-from argosy.results.ending import size_of_output
+from argosy.errors.wording import format_duration
+from argosy.results.ending import output_size
 from argosy.results.report import Report, best_epochs
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import TrialResult
-from argosy.views.html.report import values_of
-from argosy.views.output import show
+from argosy.views.html.report import page_values
+from argosy.views.output import print_table
 from argosy.views.tables import report_table, search_table
 
 
@@ -82,7 +82,7 @@ def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
     report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
-    assert str(report) == repr(report) == report.ending().text(*size_of_output())
+    assert str(report) == repr(report) == report.ending().text(*output_size())
     study = studies.study(60, fleet=[studies.member("one")], epochs=1)
     for quiet in (False, True):
         again = argosy.train(study, directory=tmp_path / "one", launcher="inline", devices="cpu:1", quiet=quiet)
@@ -120,8 +120,8 @@ def searched(report: Report) -> SearchReport:
 def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tuple(replace(row, metrics={**row.metrics, "iou[cat]": 0.5}, reason="no [/x] in :x:") for row in report.rows)
     strange = replace(report, rows=rows, objective="iou[cat]")
-    show(report_table(strange))
-    show(search_table(searched(strange)))
+    print_table(report_table(strange))
+    print_table(search_table(searched(strange)))
     told = capsys.readouterr().out
     assert told.count("iou[cat]") == 2
     assert told.count("no [/x] in :x:") == len(rows)
@@ -152,7 +152,7 @@ def test_the_time_of_a_run_that_goes_on_counts_its_driver(tmp_path: Path) -> Non
     report = replace(argosy.load(tmp_path / "run"), status="running", killed_drivers=0)
     *_, (seconds, _) = timeline(tmp_path / "run")
     assert seconds > report.seconds + 10 > 10
-    assert values_of(report, timeline(tmp_path / "run"))["cards"][2]["value"] == lasting(seconds)
+    assert page_values(report, timeline(tmp_path / "run"))["cards"][2]["value"] == format_duration(seconds)
 
 
 @pytest.mark.tampers

@@ -29,7 +29,7 @@ from argosy.views.html.devices import devices_of, idle_share
 from argosy.views.html.importance import importance
 from argosy.views.html.page import page
 from argosy.views.html.predictions import predictions
-from argosy.views.html.report import values_of, write_news, write_report
+from argosy.views.html.report import page_values, write_news, write_report
 
 NEEDS_BROWSER = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 
@@ -113,7 +113,7 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
 def test_cards_say_what_matters_first(tmp_path: Path) -> None:
     written(tmp_path)
     report = argosy.load(tmp_path / "run")
-    values = values_of(report, timeline(tmp_path / "run"))
+    values = page_values(report, timeline(tmp_path / "run"))
     best, members, spent, saved = values["cards"]
     first = report.best()
     assert (best["value"], best["name"]) == (f"{first.metrics['val_loss']:.4g}", report.ending().best[0][6:])
@@ -131,7 +131,7 @@ def test_cards_say_what_matters_first(tmp_path: Path) -> None:
 def test_cells_are_those_of_the_table(tmp_path: Path) -> None:
     written(tmp_path, members=9)
     report = argosy.load(tmp_path / "run")
-    values = values_of(report, timeline(tmp_path / "run"))
+    values = page_values(report, timeline(tmp_path / "run"))
     names = [column["name"].replace(" ", "_") for column in values["columns"]]
     assert len(names) == len({*names})
     table = report.table()
@@ -159,7 +159,7 @@ def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
     study = studies.study(voyages.LENGTH, fleet=fleet)
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
     report = argosy.load(tmp_path / "run")
-    values = values_of(report, timeline(tmp_path / "run"))
+    values = page_values(report, timeline(tmp_path / "run"))
     best, other = report.repetitions.configurations
     sheet = values["means"]["blocks"][0]["sheet"]
     assert [(row[0], row[3]) for row in sheet["rows"]] == [(best.name, "1 of 2"), (other.name, "3 of 3")]
@@ -260,7 +260,7 @@ def test_importance_of_a_number_that_some_do_not_have_is_of_like_values_too() ->
 def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
     search = searches.tune(tmp_path / "run", quiet=True)
     report = argosy.load(tmp_path / "run")
-    values = values_of(report, timeline(tmp_path / "run"))
+    values = page_values(report, timeline(tmp_path / "run"))
     assert (values["noun"], values["search"]["scheduler"]) == ("trial", "hyperband")
     rows = {row["name"]: row for row in values["rows"]}
     assert [*rows] == [row.name for row in search.rows]
@@ -294,7 +294,7 @@ def of_two_objectives(directory: Path) -> Any:
 @pytest.mark.tampers
 def test_the_page_of_several_objectives_has_the_pareto_set(tmp_path: Path) -> None:
     search = of_two_objectives(tmp_path / "run")
-    values = values_of(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"))
+    values = page_values(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"))
     assert values["search"]["objectives"] == [["val_loss", "min"], ["samples", "min"]]
     assert values["search"]["pareto"] == [*range(len(search.pareto))]
     assert [row["name"] for row in values["rows"]] == [row.name for row in search.rows]
@@ -354,7 +354,7 @@ def test_a_run_whose_samples_were_all_kept_before_says_what_it_did_without(tmp_p
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=1))
     report, told = argosy.load(tmp_path / "run"), list(timeline(tmp_path / "run"))
     saved = [
-        values_of(replace(report, preparations=once, preparations_alone=alone, gauges={}), told)["cards"][3]
+        page_values(replace(report, preparations=once, preparations_alone=alone, gauges={}), told)["cards"][3]
         for once, alone in ((0.0, 2.0), (0.5, 2.0), (1.0, 1.0))
     ]
     assert [(card["value"], card["name"]) for card in saved] == [
@@ -379,9 +379,9 @@ def test_news_are_written_while_the_run_goes_on_and_the_whole_page_at_its_end(
     study = studies.study(90, fleet=[studies.member()], epochs=2)
     argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
     found, working = argosy.load(run), iter([True, True, False, False])
-    monkeypatch.setattr(argosy.running.directory.loading, "at_work", lambda directory: next(working))
+    monkeypatch.setattr(argosy.running.directory.loading, "has_driver", lambda directory: next(working))
     monkeypatch.setattr(time, "sleep", lambda seconds: live.append(is_live(run)))
-    monkeypatch.setattr(reporting_cli, "write", lambda value: None)
+    monkeypatch.setattr(reporting_cli, "print_output", lambda value: None)
     reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
     assert live == [True, True]
     assert not is_live(run)
@@ -401,8 +401,8 @@ def test_a_live_page_waits_for_a_run_that_has_just_begun(tmp_path: Path, monkeyp
             (tmp_path / "study.json").rename(run / "study.json")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(journal, "at_work", lambda directory: True)
-    monkeypatch.setattr(reporting_cli, "write", lambda value: None)
+    monkeypatch.setattr(journal, "has_driver", lambda directory: True)
+    monkeypatch.setattr(reporting_cli, "print_output", lambda value: None)
     reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
     assert len(waited) == 3 and (run / "report.html").exists()
 

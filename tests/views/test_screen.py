@@ -17,22 +17,22 @@ from rich.console import Console
 import argosy
 from argosy.plans import Plan
 from argosy.protocol.events import Event, MemberEnded, PlanMade, RunStarted, Split
-from argosy.protocol.feeder import Flowing
+from argosy.protocol.feeder import FeederProgress
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import TrialsSoFar, statuses
-from argosy.views.drawing import draw, in_a_line
-from argosy.views.html.report import values_of
+from argosy.views.drawing import draw, format_screen_line
+from argosy.views.html.report import page_values
 from argosy.views.news import News
 from argosy.views.rungs import rungs_of_all
-from argosy.views.screen import Question, Screen, screen_of
+from argosy.views.screen import Screen, ScreenContext, screen_of
 
 
-def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> Question:
+def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> ScreenContext:
     """Return what a driver shows that began at 0 a run that nobody had trained before."""
-    return Question(
+    return ScreenContext(
         study=study,
         parameters={member.name: member.hyperparameters for member in study.members},
         directory=Path("runs/x"),
@@ -57,7 +57,7 @@ def seen(
         news.handle("", event, seconds)
     for message in more:
         when, worker, told = message if isinstance(message, tuple) else (now, "", message)
-        news.handle(worker or ("feeder-0" if isinstance(told, Flowing) else "cpu:0"), told, when)
+        news.handle(worker or ("feeder-0" if isinstance(told, FeederProgress) else "cpu:0"), told, when)
     question = asking(study, rest.pop("expected", None))
     return screen_of(question, state, news, phase=rest.pop("phase", "training"), now=now)
 
@@ -81,7 +81,7 @@ def hundred(*, faults: int = 5) -> Screen:
     losses = dict.fromkeys(names, 0.25)
     heard = [
         Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),
-        Flowing(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}}),
+        FeederProgress(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}}),
     ]
     return seen(study, [*voyages.scheduler(study, epochs=5, faults=faults, end=False), *failed], more=heard)
 
@@ -179,7 +179,7 @@ def test_late_progress_does_not_count_an_ended_section_twice() -> None:
 def test_before_the_first_member_the_phase_is_said() -> None:
     study = voyages.asked(2, epochs=1)
     screen = seen(study, [], phase="opening the data", now=12.0)
-    assert in_a_line(screen) == "Opening the data, 12 s so far."
+    assert format_screen_line(screen) == "Opening the data, 12 s so far."
     assert drawn(screen, 80, 24)[0].startswith("opening the data, 12 s")
 
 
@@ -187,14 +187,14 @@ def test_members_that_are_done_are_to_come_where_their_rules_give_them_more() ->
     story = list(voyages.scheduler(voyages.asked(2, epochs=2), epochs=2))
     for epochs, told in ((2, "100% of all epochs (4 of 4)"), (8, "25% of all epochs (4 of 16)")):
         study = voyages.asked(2, epochs=epochs)
-        assert told in in_a_line(seen(study, story, phase="opening the data"))
+        assert told in format_screen_line(seen(study, story, phase="opening the data"))
     steered = replace(study, ensemble=argosy.EnsemblePlateau())
-    assert "(4 of 4)" in in_a_line(seen(steered, story)), "the ensemble's rule may have ended them early"
+    assert "(4 of 4)" in format_screen_line(seen(steered, story)), "the ensemble's rule may have ended them early"
 
 
 def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
     study = voyages.asked(8, epochs=10)
-    line = in_a_line(seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0))
+    line = format_screen_line(seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0))
     assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")
 
 
@@ -207,9 +207,11 @@ def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> 
     screen = screen_of(asking(study), state, News(), phase="training", now=1.0)
     assert screen.best is not None
     assert (screen.best.name, screen.best.value.mean) == ("good", pytest.approx(sum(values[:3]) / 3))
-    assert f"best val_loss {screen.best.value}, mean of 3 (good)" in in_a_line(screen)
+    assert f"best val_loss {screen.best.value}, mean of 3 (good)" in format_screen_line(screen)
     state.members["good-seed=1"].status = "diverged"
-    assert "mean of 2 of 3 (good)" in in_a_line(screen_of(asking(study), state, News(), phase="training", now=1.0))
+    assert "mean of 2 of 3 (good)" in format_screen_line(
+        screen_of(asking(study), state, News(), phase="training", now=1.0)
+    )
 
 
 def test_many_devices_have_one_line() -> None:
@@ -264,7 +266,7 @@ def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, res
         assert (None if found.best is None else found.best.name) == expected.to_json()["best"]
         counts = Counter(statuses(found.rows, found.numbers))
         assert counts.total() == len({*expected.trials.values()})
-        page = values_of(run, timeline(folder))
+        page = page_values(run, timeline(folder))
         rungs = [rung for bracket in page["search"]["brackets"] for rung in bracket["rungs"]]
         assert sum(rung.reached for rung in rungs_of_all(found)) == sum(reached for _, reached, _ in rungs)
         if rest.get("warm", True):

@@ -18,9 +18,9 @@ import argosy
 from argosy.cli import report as reporting_cli
 from argosy.cli.app import main
 from argosy.errors import ArgosyError, DiskError, MemberError, RunError
-from argosy.errors.wording import as_html, told, visible
+from argosy.errors.wording import as_html, escape_unprintable, format_value
 from argosy.views.bar import Notebook
-from argosy.views.output import as_text, console, show, write
+from argosy.views.output import as_text, console, print_output, print_table
 from argosy.views.terminal import Terminal
 
 pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
@@ -146,34 +146,34 @@ def test_json_stays_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_bar_and_a_table_are_as_wide_as_they_say() -> None:
     assert as_text(EVIL).plain == SEEN
-    assert told("a\nb") == r"a\nb"
+    assert format_value("a\nb") == r"a\nb"
     assert as_html("<\x1b>") == r"&lt;\x1b&gt;"
 
 
 def test_rich_reads_no_markup_in_names(capsys: pytest.CaptureFixture[str]) -> None:
-    show(as_text("[red]x[/red] :boom: \x1b[1m"))
-    write("[red]x[/red] \x1b[1m")
+    print_table(as_text("[red]x[/red] :boom: \x1b[1m"))
+    print_output("[red]x[/red] \x1b[1m")
     assert capsys.readouterr().out == "[red]x[/red] :boom: \\x1b[1m\n[red]x[/red] \\x1b[1m\n"
 
 
 @given(st.text())
 def test_whatever_is_shown_is_visible_and_shown_once(text: str) -> None:
-    assert clean(visible(text))
-    assert visible(text, lines=False).isprintable()
-    assert visible(visible(text)) == visible(text)
+    assert clean(escape_unprintable(text))
+    assert escape_unprintable(text, lines=False).isprintable()
+    assert escape_unprintable(escape_unprintable(text)) == escape_unprintable(text)
     if text.isprintable():
-        assert visible(text) == text
+        assert escape_unprintable(text) == text
 
 
 def test_a_file_without_room_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
         with pytest.raises(DiskError, match="the command's output cannot be written in full"):
-            write("member,val_loss")
+            print_output("member,val_loss")
 
 
 def test_what_an_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     page = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(page, encoding="ascii"))
-    write("grün")
+    print_output("grün")
     assert page.getvalue() == b"gr\\xfcn\n"

@@ -16,7 +16,7 @@ from argosy.protocol.events import REFUSED
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.refusals import check_batches
-from argosy.running.control.rehearsal import Rehearsal, Rehearsed
+from argosy.running.control.rehearsal import Rehearsal, RehearsalResult
 from argosy.running.control.run import Run
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
@@ -36,14 +36,14 @@ class Additions:
         self._copies: dict[str, StudyCopy] = {}
         """Study files that have not been read yet."""
         self._rehearsal: Rehearsal | None = None
-        self._rehearsed: dict[str, Rehearsed] = {}
+        self._rehearsed: dict[str, RehearsalResult] = {}
 
     @property
     def pending(self) -> bool:
         """Whether a command is unanswered."""
-        return bool(self._copies or self.run.members.of_additions())
+        return bool(self._copies or self.run.members.by_addition())
 
-    def ask(self, file: str, command: Mapping[str, Any]) -> None:
+    def accept(self, file: str, command: Mapping[str, Any]) -> None:
         """Accept a command; raises RunError if it names no copy of a study file."""
         self._copies[file] = StudyCopy.of(command, self.run.directory / "commands")
 
@@ -64,12 +64,12 @@ class Additions:
         try:
             self._rehearsal = Rehearsal.start(copies)
         except OSError as error:
-            refused = Rehearsed(
+            refused = RehearsalResult(
                 problem=f"no process could be started to read it ({error}). Add it again when the machine has room for one."
             )
             self._rehearsed |= dict.fromkeys(copies, refused)
 
-    def _take_up(self, file: str, rehearsed: Rehearsed) -> None:
+    def _take_up(self, file: str, rehearsed: RehearsalResult) -> None:
         """Let the members of a file be measured, or refuse it."""
         run, copy = self.run, self._copies.pop(file)
         try:
@@ -95,8 +95,8 @@ class Additions:
         """Let the members of a command be measured; it is answered later. Raises StudyError if they contradict the study."""
         for member in members:
             self.run.positions.check_new(member.name)
-        if self.run.steering is not None:
-            self.run.steering.check(members)
+        if self.run.ensemble_judge is not None:
+            self.run.ensemble_judge.check(members)
         self.measurements.expect(members, addition=file)
 
     def _check_same(self, study: Study, fingerprints: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from argosy.plans import Flotilla
 from argosy.protocol.feeder import Held
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.legs import Gate, LiveLeg, difference, placed_anew
+from argosy.running.control.legs import Gate, LiveLeg, assignment_changes, resplit_members
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Verdict
@@ -37,50 +37,50 @@ class Barriers(DriverPart):
             leg.judged.add(member)
             self._verdict(leg, member)
 
-    def section_ended(self, device: str, section: int) -> None:
+    def handle_section_end(self, device: str, section: int) -> None:
         """Note that an assignment has finished a section."""
         for leg in self.legs.live:
             if device in leg.assignments:
-                leg.reported(device, section)
-                self.carry_out.record(*self.predictions.section_ended(leg))
+                leg.note_section_end(device, section)
+                self.carry_out.record(*self.predictions.note_section_end(leg))
 
-    def held(self, feeder: str, held: Held) -> None:
+    def handle_held(self, feeder: str, held: Held) -> None:
         """Note where a held feeder stops; once all have answered, let those that are behind catch up."""
         for leg in self.legs.live:
             if leg.number == held.leg and leg.held(feeder, held.until):
-                self.carry_out.allow(leg, leg.until)
+                self.carry_out.give_credit(leg, leg.until)
                 self.run.wants_plan = True  # Members that will rejoin it there may start.
 
     # ---- legs that continue
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Let every leg continue that can, from its barrier or with more credit."""
         for leg in list(self.legs.live):
             if leg.gate is Gate.REGROUPING:
                 continue
-            if leg.at_barrier and not leg.starting and not self.decisions.is_awaiting(leg):
-                self._pass(leg)
+            if leg.at_barrier and not leg.starting and not self.decisions.has_members_on_way(leg):
+                self._pass_barrier(leg)
             elif leg.gate is Gate.OPEN and leg.members:
                 self._extend(leg)
 
     def _extend(self, leg: LiveLeg) -> None:
-        if self.decisions.others_wait and leg.until % self.run.per_epoch == 0:
+        if self.decisions.has_waiting_members and leg.until % self.run.per_epoch == 0:
             return  # Other members wait for this barrier.
-        until = self.decisions.reach(leg)
+        until = self.decisions.credit_limit(leg)
         if until > leg.until:
-            self.carry_out.allow(leg, until)
+            self.carry_out.give_credit(leg, until)
 
-    def _pass(self, leg: LiveLeg) -> None:
+    def _pass_barrier(self, leg: LiveLeg) -> None:
         """At a barrier, let members leave by their verdicts, ask the policy if anything has changed, and continue."""
-        if self.decisions.all_meet(leg):
-            self.carry_out.all_have_met(leg)
-        fates = self._fates(leg)
-        wanted, anew = self._wanted(leg, fates)
+        if self.decisions.can_all_rejoin(leg):
+            self.carry_out.end_rejoining(leg)
+        fates = self._leaving_verdicts(leg)
+        wanted, anew = self._next_assignments(leg, fates)
         joins, leg.gate = leg.gate is Gate.HOLDING, Gate.OPEN
         now = {device: assignment.members for device, assignment in leg.assignments.items()}
-        changes = difference(now, wanted, anew)
+        changes = assignment_changes(now, wanted, anew)
         if changes:
-            self.carry_out.change(leg, changes, fates)
+            self.carry_out.change_assignments(leg, changes, fates)
         if not leg.members:
             self.carry_out.end_leg(leg)
             if not self.members.waiting:
@@ -89,18 +89,20 @@ class Barriers(DriverPart):
             return
         if changes:
             self.predictions.change(leg, [name for change in changes.values() for name in change.start])
-        too_soon = (fates or joins) and self.decisions.too_soon(leg)
-        self.carry_out.allow(leg, self.decisions.reach(leg))
-        if self.decisions.is_met(leg):
+        too_soon = (fates or joins) and self.decisions.must_finish_epoch(leg)
+        self.carry_out.give_credit(leg, self.decisions.credit_limit(leg))
+        if self.decisions.will_be_rejoined(leg):
             leg.gate = Gate.HOLDING
         if too_soon:
             self.carry_out.hold(leg, multiple=self.run.per_epoch)
         # A member without a place here may find one on free devices.
         self.run.wants_plan |= joins and bool(self.members.waiting)
 
-    def _wanted(self, leg: LiveLeg, fates: Mapping[str, Verdict]) -> tuple[Mapping[str, Iterable[str]], set[str]]:
+    def _next_assignments(
+        self, leg: LiveLeg, fates: Mapping[str, Verdict]
+    ) -> tuple[Mapping[str, Iterable[str]], set[str]]:
         """Return the members of each device from this barrier on, and those of them that have to start again."""
-        met = self.decisions.goes_to(leg)
+        met = self.decisions.leg_to_rejoin(leg)
         if met is not None and met.until == leg.until:
             return {}, set()
         live = [name for name in leg.members if name not in fates]
@@ -109,19 +111,19 @@ class Barriers(DriverPart):
         if leg.until % self.run.per_epoch == 0 and self.run.packs is None:
             self.run.positions.join(self.members.waiting, leg.until // self.run.per_epoch)
         profiles = self.decisions.profiles([*live, *self.members.unplaced])
-        self.carry_out.record(*self.predictions.profiled(profiles))
-        with self.predictions.planning():
-            flotilla, keeps = self.decisions.goes_on(leg, live, profiles)
+        self.carry_out.record(*self.predictions.note_profiles(profiles))
+        with self.predictions.time_planning():
+            flotilla, keeps = self.decisions.next_flotilla(leg, live, profiles)
         leg.makes_room = not keeps
         if flotilla is None:
             return {}, set()
-        anew = set[str]() if keeps else placed_anew(leg.flotilla, flotilla)
+        anew = set[str]() if keeps else resplit_members(leg.flotilla, flotilla)
         leg.flotilla = flotilla
         return assignments_of(flotilla.keeping(live) if keeps else flotilla), anew
 
     # ---- verdicts
 
-    def _fates(self, leg: LiveLeg) -> dict[str, Verdict]:
+    def _leaving_verdicts(self, leg: LiveLeg) -> dict[str, Verdict]:
         """Return the members that leave a leg at its barrier; they are judged again, because results of others may change a verdict."""
         judged = [name for name in leg.members if name in leg.judged]
         leg.judged.clear()

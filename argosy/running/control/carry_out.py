@@ -27,16 +27,16 @@ from argosy.protocol.events import (
 )
 from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
 from argosy.protocol.trainer import Assign, GroupRank, Measure, Pause, Unassign
-from argosy.running.control.clone import inherit
+from argosy.running.control.clone import link_checkpoint
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
-from argosy.running.control.losses import Way
+from argosy.running.control.losses import RecoveryWay
 from argosy.running.control.members import Leaving, State
-from argosy.running.control.positions import FINAL
+from argosy.running.control.positions import FINAL_STATUSES
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
-from argosy.running.control.worker_pool import Feeder, Feeding
+from argosy.running.control.worker_pool import FedLeg, Feeder
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["CarryOut"]
@@ -71,13 +71,13 @@ class CarryOut(DriverPart):
 
     # ---- credit
 
-    def allow(self, leg: LiveLeg, until: int) -> None:
+    def give_credit(self, leg: LiveLeg, until: int) -> None:
         """Give the feeders of a leg credit up to a section."""
         leg.until = until
         horizon = self.decisions.horizon(leg, until)
-        credit = Credit(leg=leg.number, until=until, horizon=horizon, assignments=leg.numbers())
+        credit = Credit(leg=leg.number, until=until, horizon=horizon, assignments=leg.assignment_numbers())
         leg.readers = tuple(credit.assignments)
-        self.pool.allow(leg.feeders, credit)
+        self.pool.give_credit(leg.feeders, credit)
 
     def hold(self, leg: LiveLeg, *, multiple: int) -> None:
         """Bring a leg to a barrier soon, after a section whose number is divisible by `multiple`."""
@@ -86,7 +86,7 @@ class CarryOut(DriverPart):
     def make_room(self) -> None:
         """Bring every leg to a barrier at the end of an epoch and ask the policy, because members wait."""
         self.run.wants_plan = True
-        for leg in [leg for leg in self.legs.live if self.decisions.goes_to(leg) is None]:
+        for leg in [leg for leg in self.legs.live if self.decisions.leg_to_rejoin(leg) is None]:
             self.hold(leg, multiple=self.run.per_epoch)
 
     # ---- nodes and plans
@@ -109,18 +109,18 @@ class CarryOut(DriverPart):
         idle = [device for device in self.pool.devices if device not in busy]
         self.send({device: Assign(assignment=self.legs.next_assignment()) for device in idle})
 
-    def share(self, chosen: SharingChosen) -> None:
+    def set_sharing(self, chosen: SharingChosen) -> None:
         """Set how nodes share the stream from now on."""
         self.record(chosen)
         if self.run.settings.loader_workers is None:
             self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
 
-    def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> Feeding:
+    def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> FedLeg:
         """Let a team of feeders prepare a new leg, and number it."""
         self.legs.count += 1
         leg = replace(stretch, number=self.legs.count)
         self.pool.feed(team, leg, pipeline)
-        return Feeding(team, leg, pipeline[0], self.legs.next_assignment())
+        return FedLeg(team, leg, pipeline[0], self.legs.next_assignment())
 
     def measure(self, commands: Mapping[str, Measure]) -> None:
         """Let trainers measure members."""
@@ -130,19 +130,19 @@ class CarryOut(DriverPart):
 
     # ---- assignments
 
-    def begin(self, leg: LiveLeg, assignments: Mapping[str, Iterable[str]], number: int) -> None:
+    def begin_leg(self, leg: LiveLeg, assignments: Mapping[str, Iterable[str]], number: int) -> None:
         """Begin a new leg: its devices start on these members, with an assignment of this number."""
         self.legs.live.append(leg)
         members = leg.flotilla.members
-        self.expect(leg, members)
+        self.note_limits(leg, members)
         self._place(leg, members)
         for device, names in assignments.items():
             leg.change(device, number, Change(start=tuple(names)))
             self._start(leg, device, start=names)
         self.predictions.begin(leg)
-        self.allow(leg, self.decisions.reach(leg))
+        self.give_credit(leg, self.decisions.credit_limit(leg))
 
-    def change(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
+    def change_assignments(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Change assignments at a barrier; a moving member starts once its old device has saved it."""
         started = {name for change in changes.values() for name in change.start}
         for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
@@ -153,20 +153,20 @@ class CarryOut(DriverPart):
         self._place(leg, started)
         for device, change in changes.items():
             leg.change(device, self.legs.next_assignment(), change)
-            missing = {name for name in change.start if self.members.leaves(name) is not None}
-            self.expect(leg, [name for name in change.start if name not in missing])
+            missing = {name for name in change.start if self.members.leaving_of(name) is not None}
+            self.note_limits(leg, [name for name in change.start if name not in missing])
             if missing:
                 leg.starting[device] = Starting(start=change.start, missing=missing)
-                self.positions.settled(change.start)  # their next epoch is that of this leg
+                self.positions.mark_settled(change.start)  # their next epoch is that of this leg
                 self.send({device: Unassign(members=change.leave)})
             else:
                 self._start(leg, device, leave=change.leave, start=change.start)
 
-    def expect(self, leg: LiveLeg, names: Iterable[str]) -> None:
+    def note_limits(self, leg: LiveLeg, names: Iterable[str]) -> None:
         """Note of members that begin in a leg how far they certainly go, and how far at most."""
         for name in names:
-            leg.free_until[name] = self.positions.place(name) + self.positions.verdict(name).certain
-            leg.last[name] = self.positions.last_section(name)
+            leg.free_until[name] = self.positions.stream_section(name) + self.positions.verdict(name).certain
+            leg.last[name] = self.positions.end_section(name)
 
     def _place(self, leg: LiveLeg, names: Collection[str]) -> None:
         """Note which device saves each member, and give split members a rendezvous."""
@@ -188,11 +188,11 @@ class CarryOut(DriverPart):
 
     def _start(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send a trainer its assignment, after journaling the stream epochs of its members."""
-        there, measured = set(leg.assignments[device].members), self.measuring.measured
+        there, measured = set(leg.assignments[device].members), self.cost_table.measured
         names = [name for name in start if name in there]
-        assigned = self.positions.assigned(names)
-        if assigned is not None:
-            self.record(assigned)
+        assigned_event = self.positions.assigned_event(names)
+        if assigned_event is not None:
+            self.record(assigned_event)
         self.members.assign(names)
         # Without feeders, a trainer would take this for a message from before its feeder was lost.
         self.pool.attach(leg.feeders, device)
@@ -206,12 +206,12 @@ class CarryOut(DriverPart):
             for name in names
         )
         self.send({device: Assign(assignment=leg.assignments[device].number, leave=leave, start=starts)})
-        stopped = tuple(filter(self.members.is_told_to_stop, names))
+        stopped = tuple(filter(self.members.is_asked_to_stop, names))
         if stopped:
             # They were asked to stop when no trainer had them.
             self.send({device: Unassign(members=stopped)})
 
-    def _wait_no_longer(self, member: str) -> None:
+    def _unblock_assignments(self, member: str) -> None:
         """Start assignments that waited for a member's last file, which is journaled now, or will never be."""
         for leg in self.legs.live:
             for device, starting in list(leg.starting.items()):
@@ -229,8 +229,8 @@ class CarryOut(DriverPart):
     def end_leg(self, leg: LiveLeg) -> None:
         """End a leg without members."""
         self.legs.live.remove(leg)
-        self.pool.rest(leg.feeders)
-        self.all_have_met(leg)
+        self.pool.stop_feeding(leg.feeders)
+        self.end_rejoining(leg)
         self.predictions.end(leg)
         self.run.wants_plan = True
 
@@ -248,24 +248,24 @@ class CarryOut(DriverPart):
             self.refuse(addition, f"member {member!r} failed while it was measured: {last}{log}.")
             run.costs_settled = True
             return
-        if known.member(member).status in FINAL:
+        if known.member(member).status in FINAL_STATUSES:
             return  # another of its devices has already reported it
         self.record(MemberEnded(member=member, status=status, reason=reason))
-        self.measuring.forget(member)
+        self.cost_table.forget(member)
         # If no leg is left, the policy is asked once all members that continue elsewhere are saved.
-        run.wants_plan |= self.members.leaves(member) is not None
+        run.wants_plan |= self.members.leaving_of(member) is not None
         # It may have failed while being measured, or was asked to stop while it waited.
-        run.costs_settled |= self.members.waits(member)
+        run.costs_settled |= self.members.is_waiting(member)
         if member in self.members.new:
             # It was a member even if its costs are not known.
-            self.announce([member])
+            self.write_joined([member])
         self.members.end(member)
         self._unassign(member)
         if status == "failed":
             repetition = run.study.member(member).repetition if run.bringers else None
             trial = repetition.of if repetition else member
             any_section = any(m.sections for m in known.members.values())
-            run.tolerance.member_failed(member, reason, trial=trial, any_section=any_section)
+            run.tolerance.count_member_failure(member, reason, trial=trial, any_section=any_section)
 
     def _unassign(self, member: str) -> None:
         """Take an ended member out of its leg, or out of those that wait."""
@@ -275,9 +275,9 @@ class CarryOut(DriverPart):
                 self.send(dict.fromkeys(devices, Unassign(members=(member,))))
             if leg.remove(member):
                 self.run.wants_plan = True
-        self._wait_no_longer(member)
+        self._unblock_assignments(member)
 
-    def follow(self, member: str, verdict: Verdict) -> None:
+    def apply_verdict(self, member: str, verdict: Verdict) -> None:
         """Let a saved member rest or end."""
         if verdict.fate is Fate.END:
             self.end(member, "done", verdict.reason)
@@ -286,41 +286,41 @@ class CarryOut(DriverPart):
             self.members.rest(member)
             self.run.wants_plan = True
 
-    def left(self, member: str) -> None:
+    def handle_released(self, member: str) -> None:
         """Handle a member that its trainer has saved and released."""
-        leaving = self.members.leaves(member)
-        if self.members.is_told_to_stop(member):
+        leaving = self.members.leaving_of(member)
+        if self.members.is_asked_to_stop(member):
             self.end(member, "stopped", "by command")
         elif leaving is None:
             return  # its leg regroups; what follows is decided once all members are saved
         elif leaving.verdict is not None:
-            self.follow(member, leaving.verdict)
+            self.apply_verdict(member, leaving.verdict)
         else:
             self.record(MemberRested(member=member, reason=""))
-            self.members.saved(member)
+            self.members.mark_saved(member)
             self.run.wants_plan = True
-            self._wait_no_longer(member)
+            self._unblock_assignments(member)
 
-    def settle(self, names: Iterable[str]) -> None:
+    def resume_or_end(self, names: Iterable[str]) -> None:
         """Let members that a fault has lost, or caused to be saved, end or rest if that is their verdict, else continue."""
         for name in names:
-            if self.members.is_told_to_stop(name):
+            if self.members.is_asked_to_stop(name):
                 self.end(name, "stopped", "by command")
-            elif self.members.state(name) is State.REGROUPING and not self.decided(name):
-                self.members.take_back(name)
+            elif self.members.state(name) is State.REGROUPING and not self.apply_leaving_verdict(name):
+                self.members.resume(name)
 
-    def decided(self, name: str) -> bool:
+    def apply_leaving_verdict(self, name: str) -> bool:
         """End or rest a member if that is its verdict; return whether it did."""
-        if (verdict := self.decisions.leaves_run(name)) is not None:
-            self.follow(name, verdict)
+        if (verdict := self.decisions.leaving_verdict(name)) is not None:
+            self.apply_verdict(name, verdict)
         return verdict is not None
 
-    def settle_earlier(self) -> None:
+    def settle_undecided(self) -> None:
         """End or rest members for which an earlier driver did not journal it."""
         for name in self.decisions.undecided():
-            self.decided(name)
+            self.apply_leaving_verdict(name)
 
-    def call(self) -> None:
+    def call_resting(self) -> None:
         """Let resting members that a judge calls wait for a device, or end."""
         for name in self.decisions.called():
             verdict = self.positions.verdict(name)
@@ -332,17 +332,17 @@ class CarryOut(DriverPart):
 
     # ---- members that join
 
-    def announce(self, names: list[str]) -> None:
+    def write_joined(self, names: list[str]) -> None:
         """Write members that joined to study.json."""
-        self.members.announced(names)
-        self.run.identity.add(self.run.study, names, shapes=self.measuring.shapes)
+        self.members.mark_written(names)
+        self.run.identity.add(self.run.study, names, shapes=self.cost_table.shapes)
 
     def refuse(self, addition: str, why: str) -> None:
         """Refuse a command that added members, and remove these."""
-        names = self.members.of_additions()[addition]
+        names = self.members.by_addition()[addition]
         self.members.remove(names)
         self.positions.remove(names)
-        self.measuring.remove(names)
+        self.cost_table.remove(names)
         self.pool.forget_members(names)
         self.run.view.study(self.run.study)
         self.run.write_study()
@@ -350,33 +350,33 @@ class CarryOut(DriverPart):
 
     def inherit(self, cloned: Cloned) -> None:
         """Link the checkpoint that a clone begins with, then journal the clone."""
-        inherit(self.run.directory, cloned)
+        link_checkpoint(self.run.directory, cloned)
         self.record(cloned)
 
-    def bring(self, brought: Iterable[Newcomer]) -> None:
+    def journal_newcomers(self, brought: Iterable[Newcomer]) -> None:
         """Journal members of a search, each after linking the checkpoint that it begins with."""
         for new in brought:
             if new.cloned is not None:
-                inherit(self.run.directory, new.cloned)
-                self.measuring.as_source(new.cloned.member, new.cloned.source)
+                link_checkpoint(self.run.directory, new.cloned)
+                self.cost_table.copy_costs(new.cloned.member, new.cloned.source)
             self.record(*new.events)
         # Before study.json names them, because the next driver compares it with the journal.
         self.run.journal.commit()
 
     # ---- losses
 
-    def divide(self, member: str, parts: int) -> None:
+    def set_micro_batches(self, member: str, parts: int) -> None:
         """Split a member's batches into this many micro-batches from now on."""
         self.record(Divided(member=member, accumulate=parts))
 
-    def choose_way(self, trainer: str, lost: Sequence[str], way: Way, costs: Mapping[str, float]) -> None:
+    def record_recovery(self, trainer: str, lost: Sequence[str], way: RecoveryWay, costs: Mapping[str, float]) -> None:
         """Journal how the members of a lost trainer continue."""
         self.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
 
-    def lose(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
+    def record_loss(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
         """Journal the loss of a worker, or of a group or exchange that it was part of."""
         self.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
-        self.run.tolerance.worker_lost(worker, detail)
+        self.run.tolerance.count_worker_loss(worker, detail)
 
     def give_up(self, node: str, why: str, *, answers: bool) -> list[str]:
         """Continue without a node; return its devices."""
@@ -386,7 +386,7 @@ class CarryOut(DriverPart):
         self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run continues with {left}"))
         return self.pool.abandon(node, answers=answers)
 
-    def take_off(self, device: str) -> list[str]:
+    def unassign_lost(self, device: str) -> list[str]:
         """Take the members of a lost trainer out of its assignment; return those that it was training or saving.
 
         Members that were about to start there wait again, immediately or once they are saved.
@@ -412,7 +412,7 @@ class CarryOut(DriverPart):
     def _unsaved(self, device: str) -> list[str]:
         """Return the members that a lost trainer, or one of an abandoned node, had to save."""
         leaving = self.members.leaving
-        return [name for name, its in leaving.items() if its.device == device or not self.pool.knows(its.device)]
+        return [name for name, its in leaving.items() if its.device == device or not self.pool.has_worker(its.device)]
 
     def _remove(self, device: str, gone: Collection[str], off: Collection[str]) -> None:
         """Handle the loss of a device's trainer: members in `gone` will have no new file, and those in `off` leave their leg."""
@@ -420,19 +420,19 @@ class CarryOut(DriverPart):
         for leg in self.legs.live:
             removed = [name for name in off if leg.remove(name)]
             # The leg's last credit may name the device although its members have ended since.
-            if (removed or device in leg.readers) and leg.devices and not leg.asked:
+            if (removed or device in leg.readers) and leg.devices and not leg.holding_feeders:
                 # Its feeders wait for a lost reader. Feeders that were asked to hold get their credit once they have answered.
-                self.allow(leg, leg.until)
+                self.give_credit(leg, leg.until)
                 self.predictions.change(leg, ())
         for name in off:
             if name not in gone:
-                self.members.take_off(name)
+                self.members.unassign(name)
         for name in gone:
-            self._wait_no_longer(name)
+            self._unblock_assignments(name)
 
-    def fall_behind(self, names: Collection[str], leg: LiveLeg | None) -> None:
+    def begin_recovery(self, names: Collection[str], leg: LiveLeg | None) -> None:
         """Let lost members wait for a device, to rejoin their leg, which is held for them, or to continue apart."""
-        self.members.fall_behind(names, 0 if leg is None else leg.number)
+        self.members.begin_recovery(names, 0 if leg is None else leg.number)
         if leg is not None:
             self.hold(leg, multiple=1)
 
@@ -450,7 +450,7 @@ class CarryOut(DriverPart):
             devices += [*leg.devices, *leg.starting]
             leg.starting.clear()  # Assignments that have not started take no part in it.
             leg.gate = Gate.REGROUPING
-        busy = [device for device in dict.fromkeys(devices) if self.pool.knows(device)]
+        busy = [device for device in dict.fromkeys(devices) if self.pool.has_worker(device)]
         self.send(dict.fromkeys(busy, Pause()))
         return busy
 
@@ -464,11 +464,11 @@ class CarryOut(DriverPart):
             ]
         return found
 
-    def pause(self, names: Iterable[str], reason: str) -> None:
+    def record_paused(self, names: Iterable[str], reason: str) -> None:
         """Journal members that are saved when the run is paused."""
         self.record(*(MemberEnded(member=name, status="paused", reason=reason) for name in names))
 
-    def all_have_met(self, leg: LiveLeg) -> None:
+    def end_rejoining(self, leg: LiveLeg) -> None:
         """Note that no member will rejoin this leg any more."""
-        meeting = self.members.meeting.items()
-        self.members.catch_up([name for name, number in meeting if number == leg.number])
+        rejoining = self.members.rejoining.items()
+        self.members.end_recovery([name for name, number in rejoining if number == leg.number])

@@ -85,7 +85,7 @@ class Choices:
                 )
         return cls(settings, cluster, own, like, work_of)
 
-    def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+    def notes_on_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return a note on members that the run to be reproduced does not have, if there are any."""
         missing = [] if self._like is None else [name for name in names if name not in self._like.members]
         if not missing:
@@ -118,9 +118,9 @@ class Choices:
 
     # ---- the policy
 
-    def repeating(self, policy: Policy) -> Policy:
+    def wrap_policy(self, policy: Policy) -> Policy:
         """Return the policy, wrapped to repeat earlier answers to the same questions."""
-        return Repeating(policy, self)
+        return RepeatingPolicy(policy, self)
 
     def answer(self, asked: str, members: Iterable[str]) -> PolicyAnswered | None:
         """Return the earlier answer to this question about these members; None if there is none."""
@@ -137,7 +137,7 @@ class Choices:
         if self._like is None or answered.question not in self._like.policy_answers:
             self._answers.save(self._key(answered.question, *map(self._work_of, members)), answered)
 
-    def taken(self) -> list[PolicyAnswered]:
+    def take_answers(self) -> list[PolicyAnswered]:
         """Return new answers for the journal, each once."""
         taken, self._pending = self._pending, []
         return taken
@@ -146,7 +146,7 @@ class Choices:
         return Cached.key(*words, *self._machine)
 
 
-class Repeating:
+class RepeatingPolicy:
     """A policy that repeats earlier answers to the same questions, if they are still possible."""
 
     def __init__(self, policy: Policy, choices: Choices) -> None:

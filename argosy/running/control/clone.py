@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from argosy.bindings import rebound
-from argosy.disk.files import flush_folder, make_folder, opened, replacing
+from argosy.bindings import rebind
+from argosy.disk.files import flush_folder, make_folder, open_plain, replacing
 from argosy.errors import RunError, StudyError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import did_you_mean
 from argosy.protocol.events import Checkpoint, Cloned
 from argosy.results.fold import MemberState
 from argosy.study import Member
-from argosy.training.member.checkpoint import check
+from argosy.training.member.checkpoint import check_file
 
-__all__ = ["LOADED", "Clone", "inherit", "newest_file"]
+__all__ = ["LOADED", "Clone", "link_checkpoint", "newest_checkpoint"]
 
 LOADED = ("optimizer", "loss", "augment")
 """Fields whose hyper-parameters may differ from the source's in a warm clone."""
@@ -55,11 +55,11 @@ class Clone:
         for name, value in self.changes.items():
             if name not in known:
                 raise StudyError(
-                    f"member {source.name!r} has no hyper-parameter {name!r}{meant(name, known)}; set one of {', '.join(known)}."
+                    f"member {source.name!r} has no hyper-parameter {name!r}{did_you_mean(name, known)}; set one of {', '.join(known)}."
                 )
             _check(name, known[name], value, warm=self.warm)
             part, _, key = name.partition(".")
-            new: Any = rebound(getattr(changed, part), key, value) if key else value
+            new: Any = rebind(getattr(changed, part), key, value) if key else value
             changed = replace(changed, **cast(Any, {part: new}))
         if changed.hyperparameters == source.hyperparameters:
             raise StudyError(
@@ -82,7 +82,7 @@ def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
         )
 
 
-def newest_file(source: MemberState) -> Checkpoint | None:
+def newest_checkpoint(source: MemberState) -> Checkpoint | None:
     """Return the latest checkpoint at the end of an epoch among the two that certainly still exist, without its best weights."""
     found = source.saved[-2:]
     if len({saved.file for saved in found}) == 1:
@@ -92,7 +92,7 @@ def newest_file(source: MemberState) -> Checkpoint | None:
     return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
 
 
-def inherit(directory: Path, cloned: Cloned) -> None:
+def link_checkpoint(directory: Path, cloned: Cloned) -> None:
     """Link the checkpoint that a clone starts from, because its source will delete it.
 
     Raises CheckpointError if it does not exist.
@@ -103,12 +103,12 @@ def inherit(directory: Path, cloned: Cloned) -> None:
     there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
     make_folder(here)
     name = checkpoint.file
-    check(there / name)
+    check_file(there / name)
     # A driver that was killed before it journaled the clone may have left such a link.
     (here / name).unlink(missing_ok=True)
     try:
         os.link(there / name, here / name)
     except PermissionError:
-        with opened(there / name) as file, replacing(here / name, durable=True) as copy:
+        with open_plain(there / name) as file, replacing(here / name, durable=True) as copy:
             shutil.copyfileobj(file, copy)  # a file system without links
     flush_folder(here)

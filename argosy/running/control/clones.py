@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import ArgosyError, RunError, StudyError
-from argosy.errors.spelling import listed, meant
+from argosy.errors.spelling import did_you_mean, format_names
 from argosy.protocol.events import REFUSED, Checkpoint, Cloned
 from argosy.protocol.trainer import Save
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.clone import Clone, newest_file
+from argosy.running.control.clone import Clone, newest_checkpoint
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.run import Run
-from argosy.training.member.checkpoint import check
+from argosy.training.member.checkpoint import check_file
 
 __all__ = ["Clones"]
 
 
 @dataclass(kw_only=True, slots=True)
-class Waiting:
+class WaitingClone:
     """A clone that has not been added yet."""
 
     clone: Clone
@@ -40,22 +40,22 @@ class Clones:
         self.run = run
         self.carry_out = carry_out
         self.additions = additions
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingClone] = {}
         """Waiting clones, by the file name of their unanswered command."""
 
-    def ask(self, file: str, command: Mapping[str, Any]) -> None:
+    def accept(self, file: str, command: Mapping[str, Any]) -> None:
         """Accept a command; raises StudyError or RunError if it is impossible."""
         clone, study = Clone.of(command), self.run.study
         if clone.source not in study.names:
             raise RunError(
-                f"the run has no member {clone.source!r}{meant(clone.source, study.names)}; clone one of "
-                f"{listed(study.names)}."
+                f"the run has no member {clone.source!r}{did_you_mean(clone.source, study.names)}; clone one of "
+                f"{format_names(study.names)}."
             )
         if self.run.members.addition(clone.source):
             raise RunError(f"member {clone.source!r} is still being added. Clone it once that request is answered.")
         self._check_name(clone.name)
         clone.member(study.member(clone.source))
-        self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
+        self._waiting[file] = WaitingClone(clone=clone, older=self._newest(clone))
 
     def poll(self) -> None:
         """Add clones whose source has been saved, or that need nothing from it."""
@@ -88,7 +88,7 @@ class Clones:
         check_batches([member], run.lengths)
         changes = {name: (before[name], value) for name, value in clone.changes.items()}
         if checkpoint is not None:
-            check(run.directory / "members" / clone.source / checkpoint.file, checkpoint.sha256)
+            check_file(run.directory / "members" / clone.source / checkpoint.file, checkpoint.sha256)
         cloned = Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint)
         self.carry_out.inherit(cloned)
         self.additions.admit(file, [member])
@@ -105,4 +105,4 @@ class Clones:
         return None if leg is None else leg.savers[member]
 
     def _newest(self, clone: Clone) -> Checkpoint | None:
-        return newest_file(self.run.state.member(clone.source))
+        return newest_checkpoint(self.run.state.member(clone.source))

@@ -11,12 +11,12 @@ from argosy.disk.cached import Cached, cache_folder
 from argosy.profiles import Profile
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.trainer import Measured
-from argosy.running.directory.study_json import spell
+from argosy.running.directory.study_json import format_factory
 from argosy.study import Member
 from argosy.training.programs.shard.parallel import LONG_BYTES
 from argosy.version import __version__
 
-__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of", "work_digest"]
+__all__ = ["ASSUMED_LINK", "Costs", "Link", "ObservedRates", "fusion_digest", "even_out", "profile_of", "work_digest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
     return [replace(best[works[profile.member]], member=profile.member) for profile in profiles]
 
 
-def alike(member: Member, measured: Measured) -> str:
+def fusion_digest(member: Member, measured: Measured) -> str:
     """Return a digest that is equal for members that may become one program, as far as is known before trainers try."""
     metrics = (item for pair in sorted(member.metrics.items()) for item in pair)
     return _digest(_work(member, measured, (member.loss, member.step, member.validate, *metrics)))
@@ -113,14 +113,14 @@ def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
 def _work(member: Member, measured: Measured, factories: Iterable[object]) -> tuple[object, ...]:
     """Return a member's given factories, spelled, and its sizes."""
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
-    return (*map(spell, factories), measured.parameter_shapes, *sizes)
+    return (*map(format_factory, factories), measured.parameter_shapes, *sizes)
 
 
 def _digest(work: tuple[object, ...]) -> str:
     return hashlib.sha256(repr(work).encode()).hexdigest()[:16]
 
 
-class Observed:
+class ObservedRates:
     """Cache of rates that earlier runs on this machine observed, because 30 ms of measurement at the start of a run are noisy.
 
     The key of a member consists of its factories, hyper-parameters and parameter shapes, the kind of device, the version of torch, and
@@ -144,7 +144,7 @@ class Observed:
 
     def _key(self, profile: Profile, member: Member, measured: Measured) -> str:
         return self._cache.key(
-            f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
+            f"{format_factory(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
             profile.device_kind,
             torch.__version__,
             __version__,

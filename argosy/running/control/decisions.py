@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from argosy.planning import FILES, SKIPPING, Situation
+from argosy.planning import MOVING_BY_FILES, SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.control.legs import Gate, LiveLeg
@@ -20,7 +20,7 @@ class Decisions(DriverPart):
     # ---- how far a leg goes
 
     @property
-    def others_wait(self) -> bool:
+    def has_waiting_members(self) -> bool:
         """Whether a member waits without an assignment, or leaves one without having another."""
         if self.members.any_unplaced:
             return True
@@ -28,7 +28,7 @@ class Decisions(DriverPart):
         return any(its.verdict is None and self.legs.of(name) is None for name, its in leaving)
 
     @property
-    def more_come_back(self) -> bool:
+    def has_returning_members(self) -> bool:
         """Whether a member that leaves its device will need another one once it is saved, because its rest may be over by then."""
         leaving = self.members.leaving.items()
         return any(its.verdict is None or self._is_called(name, its.verdict) for name, its in leaving)
@@ -36,74 +36,74 @@ class Decisions(DriverPart):
     def _is_called(self, name: str, told: Verdict) -> bool:
         return told.fate is Fate.REST and self.positions.verdict(name).fate is Fate.GO_ON
 
-    def turn(self, leg: LiveLeg) -> int | None:
+    def next_turn(self, leg: LiveLeg) -> int | None:
         """Return the section at which waiting members may have their turn: the next end of an epoch, or the barrier where members rejoin."""
-        met = self.goes_to(leg)
+        met = self.leg_to_rejoin(leg)
         if met is not None:
             return met.until
-        if self.is_met(leg):
+        if self.will_be_rejoined(leg):
             return leg.until + 1
-        return (leg.until // self.run.per_epoch + 1) * self.run.per_epoch if self.others_wait else None
+        return (leg.until // self.run.per_epoch + 1) * self.run.per_epoch if self.has_waiting_members else None
 
-    def reach(self, leg: LiveLeg) -> int:
+    def credit_limit(self, leg: LiveLeg) -> int:
         """Return how far a leg's credit may go."""
-        return leg.reach(turns=self.turn(leg))
+        return leg.credit_limit(turns=self.next_turn(leg))
 
     def horizon(self, leg: LiveLeg, until: int) -> int | None:
         """Return the first section that a leg's feeders need not prepare, with credit up to `until`; None if all may be needed."""
-        makes_room = (self.others_wait and leg.makes_room) or self.goes_to(leg) is not None
+        makes_room = (self.has_waiting_members and leg.makes_room) or self.leg_to_rejoin(leg) is not None
         horizon = until if makes_room else leg.horizon
         return None if horizon is None else max(horizon, until)
 
-    def too_soon(self, leg: LiveLeg) -> bool:
+    def must_finish_epoch(self, leg: LiveLeg) -> bool:
         """Return whether a leg is in the middle of an epoch under a policy that levels members at the ends of epochs.
 
         A member that left it here would train the rest of its epoch while more advanced members of a new flotilla waited.
         """
-        return leg.until % self.run.per_epoch > 0 and self.launching.policy_name in SKIPPING
+        return leg.until % self.run.per_epoch > 0 and self.planner.policy_name in SKIPPING
 
     # ---- recovering members, which rejoin their leg
 
-    def goes_to(self, leg: LiveLeg) -> LiveLeg | None:
+    def leg_to_rejoin(self, leg: LiveLeg) -> LiveLeg | None:
         """Return the leg that members of this one will rejoin at a barrier."""
-        meeting = self.members.meeting
-        numbers = {meeting[name] for name in leg.members if name in meeting} if meeting else set[int]()
+        rejoining = self.members.rejoining
+        numbers = {rejoining[name] for name in leg.members if name in rejoining} if rejoining else set[int]()
         return next((other for other in self.legs.live if other.number in numbers), None)
 
-    def is_met(self, leg: LiveLeg) -> bool:
+    def will_be_rejoined(self, leg: LiveLeg) -> bool:
         """Return whether members will rejoin this leg, at this barrier or the next."""
-        return leg.number in self.members.meeting.values()
+        return leg.number in self.members.rejoining.values()
 
-    def is_awaiting(self, leg: LiveLeg) -> bool:
+    def has_members_on_way(self, leg: LiveLeg) -> bool:
         """Return whether members are still on the way to the barrier of a leg."""
         return any(
-            number == leg.number and not self._is_there(name, leg) for name, number in self.members.meeting.items()
+            number == leg.number and not self._has_arrived(name, leg) for name, number in self.members.rejoining.items()
         )
 
-    def all_meet(self, leg: LiveLeg) -> bool:
+    def can_all_rejoin(self, leg: LiveLeg) -> bool:
         """Return whether all members that will rejoin a leg can do so at its barrier; if not, all of them do at a later one.
 
         A member may need a batch that was begun before this barrier.
         """
-        meeting = self.members.meeting.items()
-        return all(self.can_join(name, leg) for name, number in meeting if number == leg.number)
+        rejoining = self.members.rejoining.items()
+        return all(self.can_join(name, leg) for name, number in rejoining if number == leg.number)
 
-    def not_yet(self) -> set[str]:
+    def waiting_for_barrier(self) -> set[str]:
         """Return waiting members that continue at or after a barrier that lies ahead, or once its place is known."""
         legs = {leg.number: leg for leg in self.legs.live}
         return {
             name
-            for name, number in self.members.meeting.items()
-            if number in legs and (legs[number].asked or self._is_there(name, legs[number]))
+            for name, number in self.members.rejoining.items()
+            if number in legs and (legs[number].holding_feeders or self._has_arrived(name, legs[number]))
         }
 
-    def _is_there(self, name: str, leg: LiveLeg) -> bool:
+    def _has_arrived(self, name: str, leg: LiveLeg) -> bool:
         """Return whether a member waits and needs nothing before the barrier, except a batch that was begun there."""
-        return self.members.waits(name) and self.positions.place(name) >= leg.until
+        return self.members.is_waiting(name) and self.positions.stream_section(name) >= leg.until
 
     # ---- members that leave or return
 
-    def leaves_run(self, name: str) -> Verdict | None:
+    def leaving_verdict(self, name: str) -> Verdict | None:
         """Return the verdict on a member that ends or rests, whose last section is saved; None if it continues."""
         verdict = self.positions.verdict(name)
         return verdict if verdict.fate is not Fate.GO_ON and self.run.state.member(name).saved_at_its_end else None
@@ -117,7 +117,7 @@ class Decisions(DriverPart):
             name for name, status in statuses.items() if status == "waiting" and self.run.state.member(name).sections
         }
         # A finished member may wait because a search has to compare more trials than before.
-        revived = {name for name in self.members.having(State.WAITING) if statuses[name] == "done"}
+        revived = {name for name in self.members.in_states(State.WAITING) if statuses[name] == "done"}
         return [name for name in statuses if name in begun or name in revived]
 
     def called(self) -> list[str]:
@@ -127,25 +127,27 @@ class Decisions(DriverPart):
 
     # ---- questions to the policy
 
-    def to_start(self) -> list[str]:
+    def members_to_start(self) -> list[str]:
         """Return the members that may start on free devices, without those that can join a leg at its coming barrier."""
         later = self.positions.unsettled if any(leg.gate is Gate.HOLDING for leg in self.legs.live) else set[str]()
-        later = later | self.not_yet()
+        later = later | self.waiting_for_barrier()
         return [name for name in self.members.unassigned if name not in later]
 
     def can_join(self, name: str, leg: LiveLeg) -> bool:
         """Return whether everything that a waiting member needs of the stream comes after a barrier."""
-        if self.positions.place(name) != leg.until or self.members.leaves(name) is not None:
+        if self.positions.stream_section(name) != leg.until or self.members.leaving_of(name) is not None:
             return False
         length, begun = self.run.lengths["train"], leg.until > leg.begins.section
         position = section_start(leg.until, length, self.run.per_epoch) if begun else leg.begins.position
-        return self.positions.sample(name, length) >= position
+        return self.positions.stream_position(name, length) >= position
 
     def profiles(self, names: Sequence[str]) -> list[Profile]:
         """Return the profiles of those of these members whose costs are known."""
-        return self.measuring.profiles(names, self.run.study)
+        return self.cost_table.profiles(names, self.run.study)
 
-    def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> tuple[Flotilla | None, bool]:
+    def next_flotilla(
+        self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]
+    ) -> tuple[Flotilla | None, bool]:
         """Return the flotilla with which a leg continues after its barrier, from its `live` members and the waiting ones in `profiles`.
 
         None if its members make room. Also returns whether it is the flotilla that the policy started, even if members have left it since.
@@ -157,14 +159,14 @@ class Decisions(DriverPart):
         places = dict.fromkeys(live, leg.until // self.run.per_epoch)
         started = leg.flotilla.priced({profile.member: profile for profile in profiles})
         situation = self.situation(waiting, places, asked=leg)
-        waits = not peers and self.too_soon(leg)
-        keeps = bool(live) and (waits or self.launching.policy.keeps(situation, started, tuple(there)))
+        waits = not peers and self.must_finish_epoch(leg)
+        keeps = bool(live) and (waits or self.planner.policy.keeps(situation, started, tuple(there)))
         if keeps:
             return started, True
         here.update(peers)
         if not here:
             return None, False
-        anew = self.launching.launch(self.situation(profiles, places, without=leg)).flotillas
+        anew = self.planner.launch(self.situation(profiles, places, without=leg)).flotillas
         found, now = [flotilla for flotilla in anew if here.issuperset(flotilla.members)], set(leg.members)
         # The leg continues with the one that has most of its members.
         flotilla = max(found, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
@@ -187,13 +189,13 @@ class Decisions(DriverPart):
         """
         per_epoch, legs = self.run.per_epoch, self.legs.live
         names = [profile.member for profile in waiting]
-        done = {name: places.get(name, self.positions.place(name) // per_epoch) for name in names}
+        done = {name: places.get(name, self.positions.stream_section(name) // per_epoch) for name in names}
         ends = {name: self.positions.epochs_left(name) for name in (*names, *self.legs.members)}
         # Only of training members is it known how long they certainly continue, and only they are weighed by it.
         free = {} if asked is None else {name: until - asked.until for name, until in asked.free_until.items()}
         beside = [leg for leg in legs if leg.members and leg is not asked and leg is not without]
         busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.starting)}
-        devices = self.launching.cluster.devices
+        devices = self.planner.cluster.devices
         return Situation(
             waiting=tuple(waiting),
             free=tuple(device for device in devices if device.name not in busy),
@@ -202,8 +204,8 @@ class Decisions(DriverPart):
             epochs_done=done,
             epochs_left={name: left for name, left in ends.items() if left is not None},
             epochs_certain={name: sections // per_epoch for name, sections in free.items()},
-            samples_per_epoch=self.launching.samples_per_epoch,
+            samples_per_epoch=self.planner.samples_per_epoch,
             homes={name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members},
-            preparation_samples_per_second=self.launching.preparation_rate,
-            moving=FILES,
+            preparation_samples_per_second=self.planner.preparation_rate,
+            moving=MOVING_BY_FILES,
         )

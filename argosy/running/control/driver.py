@@ -59,19 +59,19 @@ from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
 from argosy.running.control.run import DriverPart, Run
-from argosy.running.control.splitting import measuring_of_run
+from argosy.running.control.splitting import make_cost_table
 from argosy.running.control.verdicts import Bringer, Judge
 from argosy.running.control.worker_pool import Feeder
-from argosy.running.directory.anew import keep_aside
+from argosy.running.directory.anew import set_members_aside
 from argosy.running.directory.journal import Journal
-from argosy.running.directory.records import run_started
+from argosy.running.directory.records import make_run_started
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.energy import Meter
-from argosy.running.watch.interrupts import interrupts
+from argosy.running.watch.interrupts import pausing_on_signal
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
-from argosy.study import doubts_of
+from argosy.study import sharing_warnings
 from argosy.training.choice.measure import UNMOVED
 from argosy.training.choice.unsaved import LOADED, TOGETHER
 
@@ -114,18 +114,18 @@ class Driver(DriverPart):
         run.view.study(run.study)
         # Before anything else: the directory may belong to another study.
         run.identity.check(run.study)
-        self.carry_out.call()
+        self.carry_out.call_resting()
         if not self.members.waiting:
             # Nothing is left to train, so no feeder will open the data.
             run.identity.check(run.study, fingerprints=identities_of_arrays(run.study.data))
-            self.carry_out.settle_earlier()
-            run.identity.leave_out(run.study)
+            self.carry_out.settle_undecided()
+            run.identity.update_left_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
         self.pool.start()
         # The costs of resting members have to be known too: a judge may call them in the middle of the stream.
-        run.measuring.want(map(run.study.member, run.positions.unfinished()))
-        while self._goes_on():
+        run.cost_table.request_costs(map(run.study.member, run.positions.unfinished()))
+        while self._has_work():
             self._round()
         # The last member may have ended just before a pause.
         return "paused" if run.positions.unfinished() or self._more_to_come else "done"
@@ -136,14 +136,14 @@ class Driver(DriverPart):
         for worker, message in self.pool.workers.receive(TICK_SECONDS):
             if isinstance(message, Came):
                 self.starts.nodes.append(message.node)
-            elif self.pool.knows(worker):
+            elif self.pool.has_worker(worker):
                 self._handle(worker, message)
                 self._settle_costs()
         self.carry_out.send({worker: Journaled(files=files) for worker, files in self._written.items()})
         self._written.clear()
-        self.faults.check_whether_over()
+        self.faults.finish_regrouping()
         if run.phase is Phase.TRAINING:
-            self.go_on()
+            self.advance()
         self.requests.poll()
         self._settle_costs()
         if time.monotonic() - self._polled > POLL_SECONDS:
@@ -151,19 +151,19 @@ class Driver(DriverPart):
             self.faults.poll()
             run.metrics.write()
             self.meter.poll()
-        self.carry_out.record(*run.choices.taken())
+        self.carry_out.record(*run.choices.take_answers())
         run.journal.commit_due()
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Select the ensemble, then advance everything that can: resting members, joining members and nodes, legs, and new legs for waiting members."""
         self._choose_ensemble()
-        self.carry_out.call()
+        self.carry_out.call_resting()
         for bringer in self.run.bringers:
             self.carry_out.record(*bringer.found(self.state))
-        self.measurements.bring()
+        self.measurements.add_newcomers()
         self.starts.admit_nodes()
-        self.barriers.go_on()
+        self.barriers.advance()
         if self.run.wants_plan:
             self.run.wants_plan = False
             self.starts.launch()
@@ -171,15 +171,17 @@ class Driver(DriverPart):
 
     def _choose_ensemble(self) -> None:
         run = self.run
-        while run.steering is not None and (decision := run.steering.decide(run.state, run.study)) is not None:
+        while (
+            run.ensemble_judge is not None and (decision := run.ensemble_judge.decide(run.state, run.study)) is not None
+        ):
             self.carry_out.record(decision)
 
     def _settle_costs(self) -> None:
         if self.run.costs_settled:
             self.run.costs_settled = False
-            self.measurements.settle()
+            self.measurements.proceed()
 
-    def _goes_on(self) -> bool:
+    def _has_work(self) -> bool:
         run, members = self.run, self.members
         if run.phase is Phase.OVER:
             return False
@@ -187,7 +189,7 @@ class Driver(DriverPart):
             return True
         if members.waiting or members.leaving or members.new:
             return True
-        return run.pausing is None and self._more_to_come
+        return run.pause_reason is None and self._more_to_come
 
     @property
     def _more_to_come(self) -> bool:
@@ -196,7 +198,7 @@ class Driver(DriverPart):
 
     def stop_workers(self) -> None:
         """Ask every worker to exit, wait briefly, and journal its last messages."""
-        for _, message in self.pool.farewell(FAREWELL_SECONDS):
+        for _, message in self.pool.exit_workers(FAREWELL_SECONDS):
             if self.run.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
                 self.carry_out.record(message)
 
@@ -208,71 +210,71 @@ class Driver(DriverPart):
             run.view.handle(worker, message)
         match message:
             case SectionReport():
-                self._reported(worker, message)
+                self._handle_report(worker, message)
             case Opened():
-                self._opened(worker, message)
+                self._handle_opened(worker, message)
             case Measured() if message.member in names:
-                self.measurements.measured(message)
+                self.measurements.handle_measured(message)
             case Held():
-                self.barriers.held(worker, message)
+                self.barriers.handle_held(worker, message)
             case Paused():
-                self.faults.regrouping.let_go(worker)
+                self.faults.regrouping.mark_released(worker)
             case SumsTimed():
-                self.measurements.sums_timed(worker, message)
+                self.measurements.handle_sums_timed(worker, message)
             case Broke():
-                self.faults.broke(worker, message)
+                self.faults.handle_broke(worker, message)
             case OutOfMemory() if message.member in names:
-                self.faults.out_of_memory(worker, message)
+                self.faults.handle_out_of_memory(worker, message)
             case Probed():
-                self.starts.probed(worker, message)
+                self.starts.handle_probed(worker, message)
             case Parted():
-                self.faults.parted(worker, message)
+                self.faults.handle_parted(worker, message)
             case DevicePoisoned():
                 self.faults.poisoned[worker] = message
             case Lost():
-                self.faults.lost(worker, message)
+                self.faults.handle_lost(worker, message)
             case Failed():
-                if not self.faults.does_without(worker, message.error):
+                if not self.faults.give_up_new_node(worker, message.error):
                     raise message.error
             case Event():
                 self.carry_out.record(message)
 
-    def _reported(self, worker: str, report: SectionReport) -> None:
+    def _handle_report(self, worker: str, report: SectionReport) -> None:
         """Handle the report of an assignment, in the order of its events."""
         run = self.run
         self.faults.saved_at.setdefault(worker, time.monotonic())
-        if run.steering is not None and report.answers:
+        if run.ensemble_judge is not None and report.answers:
             ended = [event for event in report.events if isinstance(event, SectionEnded)]
-            run.steering.keep(ended, report.answers, run.per_epoch)
+            run.ensemble_judge.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
             if isinstance(event, SectionEnded):
                 self.carry_out.record(event)
-                run.tolerance.gained()
+                run.tolerance.reset_losses()
                 run.metrics.note(self.state.member(event.member))
-                run.measuring.saw(event, self.state.member(event.member))
-                self.predictions.stepped(event)
+                run.cost_table.update_rate(event, self.state.member(event.member))
+                self.predictions.note_stepped(event)
                 self.barriers.judge(event.member)
             elif isinstance(event, Saved):
-                self.carry_out.record(replace(event, leg=self._number_of_leg(event.member)))
+                self.carry_out.record(replace(event, leg=self._leg_number(event.member)))
                 self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
-                self.carry_out.left(event.member)
+                self.carry_out.handle_released(event.member)
             elif isinstance(event, MemberEnded):
                 self.carry_out.end(event.member, event.status, event.reason)
             elif isinstance(event, MemberStarted):
                 # Another rank of a split member may have reported its failure before.
                 if self.members.state(event.member) is not State.ENDED:
                     self.carry_out.record(event)
-                    self.predictions.started(event.member)
+                    self.predictions.note_started(event.member)
                     self._warn_of_state(event)
             else:
                 if isinstance(event, Packed):
-                    run.measuring.stepped(event)
+                    run.cost_table.note_program_costs(event)
                     run.choices.keep_programs(event)
                 self.carry_out.record(event)
         if report.section is not None:
-            self.barriers.section_ended(worker, report.section)
+            self.barriers.handle_section_end(worker, report.section)
 
     def _warn_of_state(self, started: MemberStarted) -> None:
         """Warn of state through which a member may differ from training alone, from resuming, or from an optimizer over all weights; once per note."""
@@ -281,19 +283,19 @@ class Driver(DriverPart):
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 
-    def _number_of_leg(self, member: str) -> int:
+    def _leg_number(self, member: str) -> int:
         """Return the number of the leg that a member trains in or leaves; 0 if there is none."""
-        leaving, leg = self.members.leaves(member), self.legs.of(member)
+        leaving, leg = self.members.leaving_of(member), self.legs.of(member)
         return leaving.leg if leaving is not None else leg.number if leg is not None else 0
 
-    def _opened(self, worker: str, opened: Opened) -> None:
+    def _handle_opened(self, worker: str, opened: Opened) -> None:
         feeder = self.pool.feeders.get(worker)
         if feeder is None:
             return
         try:
             self._check_same_data(feeder, opened)
         except StudyError as error:
-            if self.faults.does_without(worker, error):
+            if self.faults.give_up_new_node(worker, error):
                 return
             raise
         feeder.opened = opened
@@ -301,30 +303,30 @@ class Driver(DriverPart):
             self._begin(opened)
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
-        self.starts.opened(feeder.node)
+        self.starts.handle_opened(feeder.node)
 
     def _begin(self, opened: Opened) -> None:
         """Begin the run in its directory once the first feeder has opened the data."""
-        run, launching = self.run, self.run.launching
+        run, launching = self.run, self.run.planner
         run.lengths = opened.lengths
-        for doubt in (*opened.doubts, *doubts_of(run.study.members)[:1]):
+        for doubt in (*opened.doubts, *sharing_warnings(run.study.members)[:1]):
             warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
         launching.preparation_seconds = opened.seconds_per_sample
-        launching.samples_per_epoch = run.measuring.samples_per_epoch = opened.lengths["train"]
+        launching.samples_per_epoch = run.cost_table.samples_per_epoch = opened.lengths["train"]
         launching.opening_seconds = opened.opening_seconds
-        run.identity.check(run.study, **run.known_of_study())
+        run.identity.check(run.study, **run.study_properties())
         costs = launching.preparation_rate, launching.opening_seconds
-        started = run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
+        started = make_run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
         retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
         data = DataOpened(keeping=opened.keeping, shards=opened.shards)
         self.carry_out.record(started, data, *retried, *([] if self.anew is None else [self.anew]))
         # Move the files of members that start over before study.json describes the new ones.
         run.journal.commit()
-        keep_aside(self.state.members.values(), run.directory)
+        set_members_aside(self.state.members.values(), run.directory)
         run.write_study()
         run.begun = True
-        self.carry_out.settle_earlier()
+        self.carry_out.settle_undecided()
         if run.phase is Phase.OPENING:  # not if the user has asked the run to end
             run.phase = Phase.MEASURING
 
@@ -353,10 +355,10 @@ def drive(
     anew: BeganAnew | None = None,
 ) -> None:
     """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`."""
-    measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
+    measuring = make_cost_table(job.settings, cluster, side_by_side=workers.side_by_side)
     run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)
-    with contextlib.closing(run), interrupts(driver.requests.want_pause):
+    with contextlib.closing(run), pausing_on_signal(driver.requests.request_pause):
         status, reason = "failed", ""
         try:
             with workers:
@@ -365,7 +367,7 @@ def drive(
                     status = driver.drive()
                 finally:
                     driver.stop_workers()
-            reason = run.pausing or "" if status == "paused" else ""
+            reason = run.pause_reason or "" if status == "paused" else ""
         except BaseException as error:
             status, reason = "failed", str(error)
             raise

@@ -24,13 +24,13 @@ def end_run(
     with contextlib.ExitStack() as last_first:
         last_first.callback(run.view.end)
         last_first.callback(run.journal.commit)
-        if run.begun or run.pausing or untold:
+        if run.begun or run.pause_reason or untold:
             last_first.callback(carry_out.record, ended)
         last_first.callback(close)
         last_first.callback(run.metrics.write)
         # The next run repeats these at its end.
         with contextlib.suppress(OSError):
-            run.measuring.remember(state, run.study)
+            run.cost_table.remember(state, run.study)
         for member in state.members.values():
             with contextlib.suppress(OSError):
                 settle_files([member], run.directory)
@@ -43,5 +43,5 @@ def _ended(run: Run, meter: Meter, status: str, reason: str) -> RunEnded:
         reason=reason,
         seconds=time.monotonic() - run.began,
         cpu_seconds=tree_cpu_seconds() - run.cpu_before,
-        joules=meter.told,
+        joules=meter.joules,
     )

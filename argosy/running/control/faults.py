@@ -17,7 +17,7 @@ from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Gate, LiveLeg
-from argosy.running.control.losses import Loss, Regrouping, Way, next_division
+from argosy.running.control.losses import Loss, RecoveryWay, Regrouping, next_micro_batches
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import State
 from argosy.running.control.run import DriverPart, Run
@@ -57,13 +57,13 @@ class Faults(DriverPart):
 
     # ---- memory
 
-    def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
+    def handle_out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Give the member a device of its own next time, unless memory was freed for it; if it had one, smaller micro-batches."""
-        if self.measurements.measures_beside(message.member):
-            self.measuring.too_large_beside(message.member)
+        if self.measurements.is_measured_beside(message.member):
+            self.cost_table.note_too_large(message.member)
             return
         member, device = self.run.study.member(message.member), self.run.cluster.device(worker)
-        measured, exact = self.measuring.measured.get(message.member), self.run.settings.numerics == "exact"
+        measured, exact = self.cost_table.measured.get(message.member), self.run.settings.numerics == "exact"
         now = self.run.positions.accumulate(member.name)
         crowded = (
             measured is not None
@@ -73,9 +73,9 @@ class Faults(DriverPart):
         if message.freed:
             pass  # samples held the memory that it lacked; it continues unchanged
         elif crowded:
-            self.measuring.crowded(member.name, device.memory_bytes)
-        elif (parts := self._division(member, now, message)) is not None:
-            self.carry_out.divide(member.name, parts)
+            self.cost_table.crowded(member.name, device.memory_bytes)
+        elif (parts := self._next_micro_batches(member, now, message)) is not None:
+            self.carry_out.set_micro_batches(member.name, parts)
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
             advice = f"Lower its batch_size{allow}."
@@ -88,43 +88,43 @@ class Faults(DriverPart):
         elif self.run.phase is Phase.TRAINING and self.members.state(member.name) is not State.REGROUPING:
             self.regroup()
 
-    def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
+    def _next_micro_batches(self, member: Member, now: int, message: OutOfMemory) -> int | None:
         """Return the next number of micro-batches per batch; None if there is none, or none is allowed."""
         if self.run.settings.numerics == "exact" or member.optimizers is not None:
             return None
-        measured = self.measuring.measured.get(member.name)
+        measured = self.cost_table.measured.get(member.name)
         batch_norm = message.batch_norm if measured is None else measured.batch_norm
-        return next_division(member, self.run.lengths["train"], now, batch_norm=batch_norm)
+        return next_micro_batches(member, self.run.lengths["train"], now, batch_norm=batch_norm)
 
     # ---- losses
 
-    def lost(self, worker: str, lost: Lost) -> None:
+    def handle_lost(self, worker: str, lost: Lost) -> None:
         """Handle the loss of a worker."""
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
         if (poisoned := self.poisoned.pop(worker, None)) is None:
-            self.carry_out.lose(worker, detail)
+            self.carry_out.record_loss(worker, detail)
         else:
             self._note_poison(worker, poisoned)
-        given_up = self._gives_up_node_of(worker, lost)
-        self.pool.lost(worker)
-        self.measurements.forget()
+        given_up = self._give_up_node_of(worker, lost)
+        self.pool.handle_lost(worker)
+        self.measurements.discard_measurements()
         if not lost.node_gone:
             self._suspect_new(worker, detail)
         if self.run.phase is Phase.OPENING:
             # No other part restarts a feeder that has not opened the data.
             self.pool.free_team(self.pool.devices, ())
         elif self.run.phase is Phase.MEASURING:
-            self.carry_out.settle(self.carry_out.drop_unsaved(worker))
+            self.carry_out.resume_or_end(self.carry_out.drop_unsaved(worker))
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
-            self._go_on_without(worker, given_up=given_up)
-        self.regrouping.let_go(worker)
+            self._continue_without(worker, given_up=given_up)
+        self.regrouping.mark_released(worker)
 
-    def _gives_up_node_of(self, worker: str, lost: Lost) -> bool:
+    def _give_up_node_of(self, worker: str, lost: Lost) -> bool:
         """Return whether the run continues without the node of a lost worker, on which members may have trained."""
         node = self.pool.node(worker)
-        given_up = lost.node_gone or (worker in self.pool.feeders and self.run.tolerance.gives_up(node))
+        given_up = lost.node_gone or (worker in self.pool.feeders and self.run.tolerance.count_node_loss(node))
         if not given_up or len(self.run.cluster.nodes) == 1:
             return False
         unused = node in self.starts.unopened
@@ -139,8 +139,8 @@ class Faults(DriverPart):
         certain = [name for name in poisoned.members if name in self.run.study.names]
         guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
         if guilty:
-            self.run.tolerance.gained()
-        self.carry_out.lose(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
+            self.run.tolerance.reset_losses()
+        self.carry_out.record_loss(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
         if guilty:
             advice = (
                 "Check for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial). "
@@ -151,11 +151,11 @@ class Faults(DriverPart):
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
         """Suspect a new member that a lost trainer had to measure; a member to which this happens twice has failed."""
-        why = self.measuring.lost(trainer, self.members.new)
+        why = self.cost_table.handle_lost_trainer(trainer, self.members.new)
         if why is not None:
             self.carry_out.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
-    def does_without(self, worker: str, error: Exception) -> bool:
+    def give_up_new_node(self, worker: str, error: Exception) -> bool:
         """Return whether an error belongs to a node that came during the run; such a node is given up."""
         node = self.pool.node(worker)
         if node not in self.starts.unopened or len(self.run.cluster.nodes) == 1:
@@ -163,11 +163,11 @@ class Faults(DriverPart):
         self._give_up(node, f"it cannot be used: {error}", answers=True)
         return True
 
-    def _go_on_without(self, worker: str, *, given_up: bool) -> None:
+    def _continue_without(self, worker: str, *, given_up: bool) -> None:
         legs = self.legs.with_worker(worker)
         regroups = self.run.phase is Phase.ENDING or any(leg.gate is Gate.REGROUPING for leg in legs)
-        if not given_up and not regroups and worker in self.pool.devices and not self._shares(worker):
-            self._fall_behind(worker)
+        if not given_up and not regroups and worker in self.pool.devices and not self._steps_split_member(worker):
+            self._recover_members(worker)
             return
         self.carry_out.drop_unsaved(worker)
         if given_up:
@@ -177,33 +177,33 @@ class Faults(DriverPart):
         elif not regroups:
             self.measurements.train()  # The node fed no leg.
 
-    def _shares(self, trainer: str) -> bool:
+    def _steps_split_member(self, trainer: str) -> bool:
         """Return whether a trainer steps a split member, whose other devices wait for it."""
         return any(len(leg.devices_of(name)) > 1 for leg in self.legs.live for name in self.legs.members_on(trainer))
 
-    def _fall_behind(self, trainer: str) -> None:
+    def _recover_members(self, trainer: str) -> None:
         """Let the members of a lost trainer wait for a device while the others of their leg continue, unless going back together is cheaper."""
         legs = self.legs.with_worker(trainer)
-        lost = self.carry_out.take_off(trainer)
-        self.carry_out.settle(lost)
-        lost = [name for name in lost if self.members.waits(name)]
+        lost = self.carry_out.unassign_lost(trainer)
+        self.carry_out.resume_or_end(lost)
+        lost = [name for name in lost if self.members.is_waiting(name)]
         leg = next((leg for leg in legs if leg.devices), None)
-        way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
+        way = RecoveryWay.APART if leg is None or not lost else self._choose_way(trainer, lost, leg)
         self.saved_at.pop(trainer, None)
-        if way is Way.BACK:
+        if way is RecoveryWay.BACK:
             self.regroup(legs)
         else:
-            self.carry_out.fall_behind(lost, leg if way is Way.MEET else None)
+            self.carry_out.begin_recovery(lost, leg if way is RecoveryWay.MEET else None)
             self.measurements.train()
 
-    def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
+    def _choose_way(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> RecoveryWay:
         """Choose how lost members continue, by the planner's own figures, and journal it."""
-        run, launching, positions = self.run, self.run.launching, self.run.positions
+        run, launching, positions = self.run, self.run.planner, self.run.positions
         profiles = self.decisions.profiles(lost)
         plan = launching.launch(self.decisions.situation(profiles, {}))
         beside = [other.flotilla.keeping(other.members) for other in self.legs.live if other.members]
         assignments = [self.decisions.profiles(assignment.members) for assignment in leg.assignments.values()]
-        ends = [positions.last_section(name) for name in lost]
+        ends = [positions.end_section(name) for name in lost]
         beyond = (leg.section // run.per_epoch + 2) * run.per_epoch
         now = time.monotonic()
         loss = Loss(
@@ -216,23 +216,23 @@ class Faults(DriverPart):
             ),
         )
         # If the policy starts nothing on its device alone, its members would wait until the others end.
-        way = Way.BACK if plan.waiting else loss.cheapest
+        way = RecoveryWay.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
-        self.carry_out.choose_way(trainer, lost, way, costs)
+        self.carry_out.record_recovery(trainer, lost, way, costs)
         return way
 
-    def parted(self, worker: str, parted: Parted) -> None:
+    def handle_parted(self, worker: str, parted: Parted) -> None:
         """Handle a broken exchange between feeders; if a feeder is lost, all others report it, and only the first message counts."""
         if not self.pool.disband(worker, parted.team):
             return
-        self.carry_out.lose(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
-        self.measurements.forget()
+        self.carry_out.record_loss(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
+        self.measurements.discard_measurements()
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
-            self._go_on_without(worker, given_up=False)
+            self._continue_without(worker, given_up=False)
 
-    def broke(self, worker: str, broke: Broke) -> None:
+    def handle_broke(self, worker: str, broke: Broke) -> None:
         """Handle a broken group: a rank is lost, was told to leave, or has failed, which is mostly reported earlier."""
         self._broken.setdefault(broke.member, (time.monotonic(), worker, broke.detail))
 
@@ -240,7 +240,7 @@ class Faults(DriverPart):
         """Continue without a node."""
         self.starts.unopened.discard(node)
         for device in self.carry_out.give_up(node, why, answers=answers):
-            self.regrouping.let_go(device)
+            self.regrouping.mark_released(device)
 
     # ---- signs of life
 
@@ -248,19 +248,19 @@ class Faults(DriverPart):
         """Find workers that hang, groups that broke or are stuck, and trainers that do not release their members."""
         now = time.monotonic()
         shown: dict[str, tuple[Sign, ...]] = {}
-        for worker in self.pool.workers_known:
+        for worker in self.pool.all_workers:
             signs = self.pool.signs(worker)
             if signs is not None:
                 shown[worker] = signs
                 self.hangs.observe(now, worker, signs, partial(self.pool.workers.cpu_seconds, worker))
         for worker, doing, still in self.hangs.hanging():
-            self._end(worker, f"no progress for {still:.0f} s while {doing}")
+            self._kill_hung(worker, f"no progress for {still:.0f} s while {doing}")
         self._check_groups()
         self._check_sums(shown)
-        for trainer in self.regrouping.late(time.monotonic()):
-            self._end(trainer, f"its members were not saved and released within {self._patience:g} s")
+        for trainer in self.regrouping.take_overdue(time.monotonic()):
+            self._kill_hung(trainer, f"its members were not saved and released within {self._release_seconds:g} s")
 
-    def _end(self, worker: str, why: str) -> None:
+    def _kill_hung(self, worker: str, why: str) -> None:
         self._hung[worker] = why
         self.pool.workers.kill(worker)
 
@@ -269,30 +269,30 @@ class Faults(DriverPart):
         for member, (when, worker, detail) in list(self._broken.items()):
             leg = self.legs.of(member)
             waits = self.run.phase is Phase.TRAINING and leg is not None and leg.gate is not Gate.REGROUPING
-            if not waits or self.members.leaves(member) or self.members.is_told_to_stop(member):
+            if not waits or self.members.leaving_of(member) or self.members.is_asked_to_stop(member):
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
-                self.carry_out.lose(f"{worker}/group", f"the group of {member!r} broke: {detail}")
+                self.carry_out.record_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.legs.with_worker(worker))
 
     def _check_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
         """Regroup members whose devices wait for each other in vain although all of them are alive."""
-        together: dict[Devices, list[str]] = {}
+        linked_devices: dict[Devices, list[str]] = {}
         for leg in self.legs.live:
             workers = [*leg.feeders, *leg.devices]
             # A device whose assignment cannot start yet waits for another device.
             steps = leg.gate is not Gate.REGROUPING and not leg.starting
             if steps and all(worker in shown for worker in workers):
-                together |= dict.fromkeys(leg.together, workers)
-        for devices, detail in self.standstills.observe(time.monotonic(), together, shown):
-            self.carry_out.lose(f"{devices[0]}/group", detail)
+                linked_devices |= dict.fromkeys(leg.linked_devices, workers)
+        for devices, detail in self.standstills.observe(time.monotonic(), linked_devices, shown):
+            self.carry_out.record_loss(f"{devices[0]}/group", detail)
             self.regroup(self.legs.with_worker(devices[0]))
 
     # ---- regrouping
 
     @property
-    def _patience(self) -> float:
+    def _release_seconds(self) -> float:
         return HANGS_TO_LET_GO * self.run.settings.hang_seconds
 
     def pause(self) -> None:
@@ -301,10 +301,10 @@ class Faults(DriverPart):
         self.regroup()
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
-        """Let every trainer of some or all legs save and release its members; `check_whether_over` continues from there."""
-        self.regrouping.begin(self.carry_out.regroup(legs), until=time.monotonic() + self._patience)
+        """Let every trainer of some or all legs save and release its members; `finish_regrouping` continues from there."""
+        self.regrouping.begin(self.carry_out.regroup(legs), until=time.monotonic() + self._release_seconds)
 
-    def check_whether_over(self) -> None:
+    def finish_regrouping(self) -> None:
         """Once no trainer has a member of a regrouping leg, end the run or start again with the remaining workers."""
         if not self.regrouping.over:
             return
@@ -312,16 +312,16 @@ class Faults(DriverPart):
         names = self.members.regrouping
         for leg in self.legs.regrouping:
             self.carry_out.end_leg(leg)
-        self.measurements.forget_at_rest()
-        self.carry_out.settle(sorted(names))
+        self.measurements.end_measuring()
+        self.carry_out.resume_or_end(sorted(names))
         waiting = set(self.members.waiting)
-        if self.run.pausing is not None:
+        if self.run.pause_reason is not None:
             training = {name for name in waiting if self.run.state.member(name).status == "training"}
-            self.carry_out.pause(sorted(training | waiting.intersection(names)), self.run.pausing)
+            self.carry_out.record_paused(sorted(training | waiting.intersection(names)), self.run.pause_reason)
             self.run.phase = Phase.OVER
             return
-        self.carry_out.fall_behind(waiting.intersection(names), None)
-        if self.measuring.missing & waiting and not self.legs.live:
+        self.carry_out.begin_recovery(waiting.intersection(names), None)
+        if self.cost_table.missing & waiting and not self.legs.live:
             self.measurements.measure()
         else:
             self.measurements.train()

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from argosy.stream.heartbeat import Sign
 
-__all__ = ["Hangs", "Still"]
+__all__ = ["Hangs", "UnchangedSince"]
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ SHARE = 0.01
 
 
 @dataclass(slots=True)
-class Still(Generic[T]):
+class UnchangedSince(Generic[T]):
     """Something that has not changed since it was first seen."""
 
     shown: T
@@ -30,7 +30,7 @@ class Still(Generic[T]):
     elapsed: float = 0.0
     """Seconds since the second observation."""
 
-    def again(self, now: float, limit: float) -> float:
+    def observe_again(self, now: float, limit: float) -> float:
         """Note another observation; return the seconds that it counts, limited so that a hang takes `OBSERVATIONS` of them."""
         counted = min(now - self.observed, limit / OBSERVATIONS)
         self.observed = now
@@ -47,7 +47,7 @@ class Hangs:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._still: dict[str, dict[int, Still[Sign]]] = {}
+        self._still: dict[str, dict[int, UnchangedSince[Sign]]] = {}
         """Unchanged signs of busy workers, by worker and heartbeat slot."""
 
     def observe(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
@@ -74,15 +74,15 @@ class Hangs:
         self._still.pop(worker, None)
 
     def _compare(
-        self, now: float, still: Still[Sign] | None, sign: Sign, cpu_seconds: Callable[[], float]
-    ) -> Still[Sign]:
+        self, now: float, still: UnchangedSince[Sign] | None, sign: Sign, cpu_seconds: Callable[[], float]
+    ) -> UnchangedSince[Sign]:
         if still is None or still.shown != sign:
-            return Still(sign, now)
-        seen = still.again(now, self.seconds)
+            return UnchangedSince(sign, now)
+        seen = still.observe_again(now, self.seconds)
         if sign.opaque:
             used, still.elapsed = cpu_seconds(), still.elapsed + seen
             if still.cpu_seconds is None:
                 still.cpu_seconds, still.elapsed = used, 0.0
             elif abs(used - still.cpu_seconds) > SHARE * still.elapsed:
-                return Still(sign, now, cpu_seconds=used)
+                return UnchangedSince(sign, now, cpu_seconds=used)
         return still

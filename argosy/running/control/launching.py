@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
-from argosy.planning import FILES, POLICIES, Policy, Situation, best_with_known_epochs
+from argosy.planning import MOVING_BY_FILES, POLICIES, Policy, Situation, best_with_known_epochs
 from argosy.planning.outcomes import Charges
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.protocol.events import Split
 
-__all__ = ["Launching", "as_before"]
+__all__ = ["Planner", "restore_shares"]
 
 
 @dataclass(slots=True)
-class Launching:
+class Planner:
     """Asks the policy of one run."""
 
     cluster: Cluster
@@ -31,7 +31,7 @@ class Launching:
     samples_per_epoch: int = 1
     opening_seconds: float = 0.0
     """Seconds that each feeder needs to open the data."""
-    repeating: Callable[[Policy], Policy] = lambda policy: policy
+    wrap_policy: Callable[[Policy], Policy] = lambda policy: policy
     """Wraps a policy so that it repeats earlier answers to the same questions."""
 
     @property
@@ -41,18 +41,18 @@ class Launching:
             return None
         return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
 
-    def foresee(self, situation: Situation) -> None:
+    def switch_policy(self, situation: Situation) -> None:
         """Switch to the policy that finishes first, given that the epochs of all members are known."""
         self.policy_name = best_with_known_epochs(situation, self.charges)
-        self.policy = self.repeating(POLICIES[self.policy_name])
+        self.policy = self.wrap_policy(POLICIES[self.policy_name])
 
     @property
     def charges(self) -> Charges:
         """Costs of a run besides training."""
         cores = sum(node.cores for node in self.cluster.nodes)
         return Charges(
-            moving=FILES,
-            flotilla_seconds=FILES.rebalance_seconds,
+            moving=MOVING_BY_FILES,
+            flotilla_seconds=MOVING_BY_FILES.rebalance_seconds,
             preparation_samples_per_second=cores / self.preparation_seconds if self.preparation_seconds else None,
             preparation_known=self.preparation_rate is not None,
             training_share=1 / cores if self.cluster.devices[0].kind == "cpu" else 0.0,
@@ -68,7 +68,7 @@ class Launching:
     def restart_seconds(self, assignments: Iterable[Iterable[Profile]]) -> float:
         """Return the seconds to save these assignments, each on its device, and to load them again."""
         heaviest = max(sum(profile.state_bytes for profile in assignment) for assignment in assignments)
-        return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
+        return MOVING_BY_FILES.rebalance_seconds + 2 * heaviest / MOVING_BY_FILES.bytes_per_second
 
     def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:
         """Return what to start on the free devices; split members keep their shares if possible."""
@@ -77,14 +77,16 @@ class Launching:
         flotillas = self.policy.launch(situation)
         if splits:
             with contextlib.suppress(PlanError):  # its memory may no longer be available
-                return self._plan(situation, [as_before(flotilla, situation.waiting, splits) for flotilla in flotillas])
+                return self._plan(
+                    situation, [restore_shares(flotilla, situation.waiting, splits) for flotilla in flotillas]
+                )
         return self._plan(situation, flotillas)
 
     def _plan(self, situation: Situation, flotillas: Sequence[Flotilla]) -> Plan:
         return Plan.of(self.policy_name, flotillas, situation.waiting, situation.free)
 
 
-def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:
+def restore_shares(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:
     """Return the flotilla with the earlier shares of split members, if it has their devices and they may still be split."""
     before = {split.member: split for split in splits if set(split.devices) <= set(flotilla.devices)}
     known = {profile.member: profile for profile in profiles if profile.splittable}

@@ -15,7 +15,7 @@ from argosy.running.control.legs import LiveLeg
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.sharing_choice import SharingChoice
-from argosy.running.control.worker_pool import Feeder, Feeding
+from argosy.running.control.worker_pool import FedLeg, Feeder
 
 __all__ = ["LegStarts"]
 
@@ -29,7 +29,7 @@ class LegStarts(DriverPart):
         self.carry_out = carry_out
         self.predictions = predictions
         self.sharing: SharingChoice = SharingChoice(run.settings)
-        self.measuring_leg: Feeding | None = None
+        self.measuring_leg: FedLeg | None = None
         """The leg that members were measured on; None once one of its workers is lost."""
         self.nodes: list[Node] = []
         """Nodes that have come; their workers start when no member is being measured."""
@@ -52,24 +52,24 @@ class LegStarts(DriverPart):
             self.unopened.add(node.name)
             self.carry_out.admit(node)
 
-    def opened(self, node: str) -> None:
+    def handle_opened(self, node: str) -> None:
         """Handle a feeder that has opened its data; if its node came later, every member may be placed there."""
         self.run.wants_plan = True
         if node in self.unopened:
             self.unopened.discard(node)
-            self.know_cluster()
+            self.update_cluster()
             self.carry_out.make_room()
 
-    def know_cluster(self) -> None:
+    def update_cluster(self) -> None:
         """Tell the policy which nodes can be used."""
         there = self.run.cluster.nodes
         opened = tuple(node for node in there if node.name not in self.unopened)
         # If all other nodes are gone, plans wait until the new ones have opened their data.
-        self.launching.cluster = Cluster(nodes=opened or there)
+        self.planner.cluster = Cluster(nodes=opened or there)
 
-    def forget_measured(self) -> None:
+    def discard_measurements(self) -> None:
         """Discard joint measurements, because a worker is lost or its exchange broke."""
-        self.know_cluster()
+        self.update_cluster()
         self.measuring_leg = None
         self.sharing.ask(())
 
@@ -78,13 +78,13 @@ class LegStarts(DriverPart):
     def launch(self) -> None:
         """Ask the policy what to start on free devices, and start it."""
         run = self.run
-        if run.pausing is not None or not self.members.waiting or self.legs.regrouping:
+        if run.pause_reason is not None or not self.members.waiting or self.legs.regrouping:
             return
-        if not self.legs.live and self.decisions.more_come_back:
+        if not self.legs.live and self.decisions.has_returning_members:
             return  # No member trains meanwhile, and the policy should choose among all that are left.
         plan = self.plan()
-        self.members.catch_up(plan.waiting)
-        if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
+        self.members.end_recovery(plan.waiting)
+        if plan.flotillas and not self.sharing.is_journaled and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start(flotilla)]
         self.carry_out.release_idle()
@@ -97,13 +97,13 @@ class LegStarts(DriverPart):
     def plan(self) -> Plan:
         """Return what the policy starts on free devices."""
         run = self.run
-        profiles = self.decisions.profiles(self.decisions.to_start())
-        self.carry_out.record(*self.predictions.profiled(profiles))
+        profiles = self.decisions.profiles(self.decisions.members_to_start())
+        self.carry_out.record(*self.predictions.note_profiles(profiles))
         situation = self.decisions.situation(profiles, {})
-        with self.predictions.planning():
+        with self.predictions.time_planning():
             self._foresee(situation)
-            found = self.launching.launch(situation, tuple(self.splits.values()))
-        notes = *run.measuring.notes, *run.choices.unknown(profile.member for profile in profiles)
+            found = self.planner.launch(situation, tuple(self.splits.values()))
+        notes = *run.cost_table.notes, *run.choices.notes_on_unknown(profile.member for profile in profiles)
         return replace(found, notes=notes)
 
     def _foresee(self, situation: Situation) -> None:
@@ -112,8 +112,8 @@ class LegStarts(DriverPart):
         run, waiting = self.run, [profile.member for profile in situation.waiting]
         has_the_choice = run.settings.policy == "balanced" and not run.packs and not run.bringers
         side_by_side = len(situation.devices) > 1 and self.pool.workers.side_by_side
-        if first and has_the_choice and side_by_side and all(map(self.positions.surely_reaches_its_limit, waiting)):
-            self.launching.foresee(situation)
+        if first and has_the_choice and side_by_side and all(map(self.positions.is_sure_to_reach_limit, waiting)):
+            self.planner.switch_policy(situation)
 
     def free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
         """Return feeders for a leg on these devices, one per node; None until every node has one."""
@@ -124,17 +124,17 @@ class LegStarts(DriverPart):
         team = self.free_team(flotilla.devices)
         if team is None:
             return False
-        if self.launching.policy_name in SKIPPING:
-            self.positions.level(flotilla.members)
+        if self.planner.policy_name in SKIPPING:
+            self.positions.align_epochs(flotilla.members)
         stretch = self.positions.leg_for(flotilla.members, self.run.lengths)
-        fed = self._measured_on(team, stretch) or self.carry_out.feed(team, stretch, self.sharing.pipeline)
+        fed = self._reuse_measuring_leg(team, stretch) or self.carry_out.feed(team, stretch, self.sharing.pipeline)
         names, number = tuple(feeder.name for feeder in fed.team), fed.leg.number
         leg = LiveLeg(number=number, feeders=names, until=stretch.section, begins=stretch, flotilla=flotilla)
         self.splits = {name: split for name, split in self.splits.items() if name not in flotilla.members}
-        self.carry_out.begin(leg, assignments_of(flotilla), fed.assignment)
+        self.carry_out.begin_leg(leg, assignments_of(flotilla), fed.assignment)
         return True
 
-    def _measured_on(self, team: Iterable[Feeder], stretch: Leg) -> Feeding | None:
+    def _reuse_measuring_leg(self, team: Iterable[Feeder], stretch: Leg) -> FedLeg | None:
         """Return the leg that members were measured on if it continues as this one; otherwise stop its preparation."""
         fed, self.measuring_leg = self.measuring_leg, None
         if fed is None:
@@ -142,7 +142,7 @@ class LegStarts(DriverPart):
         same_nodes = {feeder.node for feeder in fed.team} == {feeder.node for feeder in team}
         if same_nodes and replace(fed.leg, number=0) == stretch and fed.sharing == self.sharing.pipeline[0]:
             return fed
-        self.pool.rest(feeder.name for feeder in fed.team)
+        self.pool.stop_feeding(feeder.name for feeder in fed.team)
         return None
 
     # ---- sharing
@@ -156,10 +156,12 @@ class LegStarts(DriverPart):
                 sharing.ask([feeder.name for feeder in team])
                 self.pool.probe(team)
             return False
-        self.carry_out.share(sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds))
+        self.carry_out.set_sharing(
+            sharing.choose(cluster, flotilla, preparation_seconds=self.planner.preparation_seconds)
+        )
         return True
 
-    def probed(self, worker: str, probed: Probed) -> None:
+    def handle_probed(self, worker: str, probed: Probed) -> None:
         """Handle a feeder's measurement of the cost of sharing."""
         self.sharing.handle(worker, probed)
         if self.sharing.measured:

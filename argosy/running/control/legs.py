@@ -13,7 +13,7 @@ from enum import Enum
 from argosy.plans import Flotilla
 from argosy.protocol.feeder import Leg
 
-__all__ = ["Assignment", "Change", "Gate", "Legs", "LiveLeg", "Starting", "difference", "placed_anew"]
+__all__ = ["Assignment", "Change", "Gate", "Legs", "LiveLeg", "Starting", "assignment_changes", "resplit_members"]
 
 
 class Gate(Enum):
@@ -52,7 +52,7 @@ class Starting:
     """The members of `start` that another device has not saved yet."""
 
 
-def placed_anew(now: Flotilla, wanted: Flotilla) -> set[str]:
+def resplit_members(now: Flotilla, wanted: Flotilla) -> set[str]:
     """Return the members whose split changes, in its devices or shares: they leave all of their devices and start again."""
     before = {placement.member: placement for placement in now.placements}
     return {
@@ -64,7 +64,7 @@ def placed_anew(now: Flotilla, wanted: Flotilla) -> set[str]:
     }
 
 
-def difference(
+def assignment_changes(
     now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]], anew: Collection[str] = ()
 ) -> dict[str, Change]:
     """Return the changes between two assignments of members to devices, for devices that change.
@@ -109,7 +109,7 @@ class LiveLeg:
     """By member: the first section that it certainly does not need; None if unknown."""
     readers: tuple[str, ...] = ()
     """Devices named with the last credit; feeders announce nothing before all of them are connected."""
-    asked: set[str] = field(default_factory=set)
+    holding_feeders: set[str] = field(default_factory=set)
     """Feeders that were asked to hold and have not answered yet."""
     credit: int = 0
     """The first section without credit when feeders were asked to hold; earlier sections may have begun."""
@@ -139,7 +139,7 @@ class LiveLeg:
         return list(carriers) if len(carriers) < 2 else [device for device in self.assignments if device in carriers]
 
     @property
-    def together(self) -> list[tuple[str, ...]]:
+    def linked_devices(self) -> list[tuple[str, ...]]:
         """Groups of devices that wait for each other, directly or through others, because they share split members."""
         found: list[set[str]] = []
         for devices in self.carriers.values():
@@ -151,9 +151,11 @@ class LiveLeg:
     @property
     def at_barrier(self) -> bool:
         """Whether every assignment has reported all credited sections, and all feeders that were asked to hold have answered."""
-        return not self.asked and all(self.assignments[device].section >= self.until for device in self.devices)
+        return not self.holding_feeders and all(
+            self.assignments[device].section >= self.until for device in self.devices
+        )
 
-    def reported(self, device: str, section: int) -> None:
+    def note_section_end(self, device: str, section: int) -> None:
         """Note that an assignment has ended a section."""
         self.assignments[device].section = max(self.assignments[device].section, section + 1)
 
@@ -195,23 +197,23 @@ class LiveLeg:
         """Bring the leg to a barrier soon; return the feeders that have to be asked where they stop."""
         if self.gate is not Gate.OPEN:
             return []
-        self.gate, self.asked, self.credit = Gate.HOLDING, set(self.feeders), self.until
+        self.gate, self.holding_feeders, self.credit = Gate.HOLDING, set(self.feeders), self.until
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
         """Note that a feeder has stopped before a section; return whether it was the last one, so that the barrier is known."""
-        if feeder not in self.asked:
+        if feeder not in self.holding_feeders:
             return False
         # The first answer replaces the earlier credit; answers of other nodes may be later sections.
-        first = len(self.asked) == len(self.feeders)
+        first = len(self.holding_feeders) == len(self.feeders)
         self.until = until if first else max(self.until, until)
-        self.asked.discard(feeder)
-        if not self.asked:
+        self.holding_feeders.discard(feeder)
+        if not self.holding_feeders:
             # The epoch may have more sections than all members certainly need.
             self.until = min(self.until, max(self.credit, self._certain))
-        return not self.asked
+        return not self.holding_feeders
 
-    def reach(self, *, turns: int | None) -> int:
+    def credit_limit(self, *, turns: int | None) -> int:
         """Return how far credit may go: to where a member may end, and at most to `turns` while other members wait for their turn."""
         certain = self._certain
         return certain if turns is None else max(min(certain, turns), self.until)
@@ -226,7 +228,7 @@ class LiveLeg:
         ends = [self.last[name] for name in self.members]
         return None if None in ends else max((end for end in ends if end is not None), default=self.until)
 
-    def numbers(self) -> dict[str, int]:
+    def assignment_numbers(self) -> dict[str, int]:
         """Readers of the next announcements, with the numbers of their assignments."""
         return {device: self.assignments[device].number for device in self.devices}
 

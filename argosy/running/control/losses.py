@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
-from argosy.running.control.refusals import batches_of, least_part
+from argosy.running.control.refusals import batch_sizes, smallest_micro_batch
 from argosy.study import Member
 
-__all__ = ["Loss", "Regrouping", "Way", "next_division"]
+__all__ = ["Loss", "Regrouping", "RecoveryWay", "next_micro_batches"]
 
 
-class Way(StrEnum):
+class RecoveryWay(StrEnum):
     """How members of a lost trainer continue; among equally cheap ways, the first is chosen."""
 
     APART = "apart"
@@ -42,31 +42,31 @@ class Loss:
     """Seconds that all members together lose if a sample is prepared once more."""
 
     @property
-    def costs(self) -> dict[Way, float]:
+    def costs(self) -> dict[RecoveryWay, float]:
         """Seconds that all members together lose, by way."""
         return {
-            Way.APART: self.to_end * self.sample_seconds,
-            Way.MEET: self.to_meeting * self.sample_seconds + self.repeated_seconds,
-            Way.BACK: self.restart_seconds + self.repeated_seconds,
+            RecoveryWay.APART: self.to_end * self.sample_seconds,
+            RecoveryWay.MEET: self.to_meeting * self.sample_seconds + self.repeated_seconds,
+            RecoveryWay.BACK: self.restart_seconds + self.repeated_seconds,
         }
 
     @property
-    def cheapest(self) -> Way:
+    def cheapest(self) -> RecoveryWay:
         """The cheapest way."""
         costs = self.costs
         return min(costs, key=lambda way: costs[way])
 
 
-def next_division(member: Member, length: int, now: int, *, batch_norm: bool) -> int | None:
+def next_micro_batches(member: Member, length: int, now: int, *, batch_norm: bool) -> int | None:
     """Return the next number of micro-batches for a member whose device could not hold a step in `now` of them: twice as many, if possible.
 
     None if they cannot be smaller. With BatchNorm, no micro-batch in a split of this length may hold a single sample.
     """
-    batches, size = batches_of(member, length), member.batch_size
+    batches, size = batch_sizes(member, length), member.batch_size
     twice = min(2 * now, size)
     for parts in chain(range(twice, size + 1), range(twice - 1, now, -1)):
         smaller = -(-size // parts) < -(-size // now)
-        if smaller and not (batch_norm and any(least_part(rows, parts) == 1 for rows in batches)):
+        if smaller and not (batch_norm and any(smallest_micro_batch(rows, parts) == 1 for rows in batches)):
             return parts
     return None
 
@@ -84,11 +84,11 @@ class Regrouping:
         self.waiting_for |= dict.fromkeys(trainers, until)
         self.under_way = True
 
-    def let_go(self, trainer: str) -> None:
+    def mark_released(self, trainer: str) -> None:
         """Note that a trainer has no members any more, because it reported so or is lost."""
         self.waiting_for.pop(trainer, None)
 
-    def late(self, now: float) -> list[str]:
+    def take_overdue(self, now: float) -> list[str]:
         """Return trainers past their deadline, each once; they are killed, and waited for until they are gone."""
         late = [trainer for trainer, until in self.waiting_for.items() if until < now]
         self.waiting_for |= dict.fromkeys(late, math.inf)

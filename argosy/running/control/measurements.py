@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from argosy.errors import PlanError
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import check_memory_fit
 from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import CarryOut
@@ -16,7 +16,7 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import DriverPart, Run
-from argosy.running.control.splitting import Timing
+from argosy.running.control.splitting import AllReduceTiming
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
 from argosy.study import Member
@@ -32,33 +32,33 @@ class Measurements(DriverPart):
         self.carry_out = carry_out
         self.starts = starts
         self.only_measure = only_measure
-        self.timing: Timing = Timing()
+        self.timing: AllReduceTiming = AllReduceTiming()
 
     # ---- while no member trains
 
     def measure(self) -> None:
         """Let every trainer measure its share of the waiting members with unknown costs, on a separate leg."""
         self.run.phase = Phase.MEASURING
-        if self.measuring.missing & set(self.members.waiting):
-            self._measure_at_rest()
+        if self.cost_table.missing & set(self.members.waiting):
+            self._start_measuring_leg()
         else:
-            self.settle()
+            self.proceed()
 
-    def settle(self) -> None:
+    def proceed(self) -> None:
         """Continue with everything that waited for the costs of a member."""
         run = self.run
         if run.phase in (Phase.TRAINING, Phase.MEASURING):
-            self._welcome_known()
+            self._admit_measured()
         if run.phase is not Phase.MEASURING:
             return
         waiting = self.members.waiting
-        if self.measuring.missing & set(waiting):
-            self._measure_rest()
+        if self.cost_table.missing & set(waiting):
+            self._measure_remaining()
             return
         self._fail_unfit(waiting)
         waiting = self.members.waiting
-        check_batch_norm(map(run.study.member, waiting), run.lengths, self.measuring.measured)
-        if self.only_measure and self.measuring.needs_groups(waiting):
+        check_batch_norm(map(run.study.member, waiting), run.lengths, self.cost_table.measured)
+        if self.only_measure and self.cost_table.request_groups(waiting):
             self.measure()
             return
         if self._time_sums():
@@ -73,9 +73,9 @@ class Measurements(DriverPart):
         """Ask the policy where members train, once the costs of all waiting ones are known."""
         self.run.phase = Phase.TRAINING
         self.run.wants_plan = True
-        self._welcome()
+        self._admit_new()
 
-    def _measure_at_rest(self) -> None:
+    def _start_measuring_leg(self) -> None:
         """Feed a leg to all trainers, which measure on its first block."""
         devices, waiting = self.pool.devices, self.members.waiting
         team = self.pool.free_team(devices, ())
@@ -83,7 +83,7 @@ class Measurements(DriverPart):
             return
         stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths))
         fed = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
-        ends = [self.positions.last_section(name) for name in waiting]
+        ends = [self.positions.end_section(name) for name in waiting]
         # A clone may already be at its end.
         until = fed.leg.section + 1
         horizon = None if None in ends else max(until, *(end for end in ends if end is not None))
@@ -91,9 +91,9 @@ class Measurements(DriverPart):
         for device in devices:
             self.pool.attach(names, device)
         assignments = dict.fromkeys(devices, fed.assignment)
-        self.pool.allow(names, Credit(leg=fed.leg.number, until=until, horizon=horizon, assignments=assignments))
+        self.pool.give_credit(names, Credit(leg=fed.leg.number, until=until, horizon=horizon, assignments=assignments))
         self.starts.measuring_leg = fed
-        self.measuring.again()
+        self.cost_table.clear_requests()
         self._measure(devices, fed.assignment)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
@@ -107,14 +107,14 @@ class Measurements(DriverPart):
         latest = max((stop or length) - self.run.data.block_size, start)
         return replace(leg, position=min(leg.position, latest))
 
-    def _measure_rest(self) -> None:
+    def _measure_remaining(self) -> None:
         """Assign the members that are still unknown; if one failed, another of its kind takes its place."""
-        if self.starts.measuring_leg is not None and self.measuring.representatives(beside=False):
+        if self.starts.measuring_leg is not None and self.cost_table.representatives(beside=False):
             self._measure(self.pool.devices, self.starts.measuring_leg.assignment)
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
         accumulate = {member.name: self.positions.accumulate(member.name) for member in self.run.study.members}
-        self.carry_out.measure(self.measuring.commands(tuple(devices), assignment, accumulate))
+        self.carry_out.measure(self.cost_table.commands(tuple(devices), assignment, accumulate))
 
     # ---- sums over devices
 
@@ -122,17 +122,17 @@ class Measurements(DriverPart):
         """Measure the time of all-reduces if a member may be split; return whether their result is still pending."""
         devices = self.pool.devices
         # Only one node with one device may be left.
-        if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
+        if self.timing.over or len(devices) < 2 or self.cost_table.link is not None or not self.cost_table.may_split:
             return False
         self.carry_out.send(self.timing.commands(devices, self.pool.workers.rendezvous))
         return True
 
-    def sums_timed(self, device: str, timed: SumsTimed) -> None:
+    def handle_sums_timed(self, device: str, timed: SumsTimed) -> None:
         """Handle a trainer's timing of all-reduces."""
         link = self.timing.handle(device, timed)
         if link is not None:
-            self.measuring.know_link(link)
-        self.settle()
+            self.cost_table.set_link(link)
+        self.proceed()
 
     # ---- while members train
 
@@ -141,57 +141,57 @@ class Measurements(DriverPart):
 
         These are new members, and resting members whose measurement was lost before they were called.
         """
-        missing, new = self.measuring.missing, self.members.new
+        missing, new = self.cost_table.missing, self.members.new
         if not missing or not missing & new.union(self.members.waiting):
             return
         if devices := self.legs.devices:
-            self.measuring.only_at(devices)
-            if self.measuring.representatives(beside=True):
+            self.cost_table.keep_requests_on(devices)
+            if self.cost_table.representatives(beside=True):
                 self._measure([min(devices, key=lambda device: len(self.legs.members_on(device)))], None)
         elif not self.legs.live and not self.starts.sharing.waiting_for:
             self.members.enter(new)
             self.measure()
 
-    def measured(self, message: Measured) -> None:
+    def handle_measured(self, message: Measured) -> None:
         """Handle the measured costs of a member, which hold for all of its kind; members that waited for them may be placed."""
         trains = self.run.phase is Phase.TRAINING
-        unknown = self.measuring.missing.intersection(self.members.waiting) if trains else set[str]()
-        self.measuring.handle(message)
-        if not unknown <= self.measuring.missing:
+        unknown = self.cost_table.missing.intersection(self.members.waiting) if trains else set[str]()
+        self.cost_table.handle(message)
+        if not unknown <= self.cost_table.missing:
             self.carry_out.make_room()
-        self.settle()
+        self.proceed()
 
-    def measures_beside(self, member: str) -> bool:
+    def is_measured_beside(self, member: str) -> bool:
         """Return whether a member is being added and measured beside those that train."""
         return member in self.members.new and self.run.phase is not Phase.MEASURING
 
-    def forget(self) -> None:
+    def discard_measurements(self) -> None:
         """Discard joint measurements of trainers, because a worker is lost."""
-        self.starts.forget_measured()
+        self.starts.discard_measurements()
         self.timing.forget()
 
-    def forget_at_rest(self) -> None:
+    def end_measuring(self) -> None:
         """Note after a regrouping that no trainer is measuring any more."""
         self.starts.measuring_leg = None
         self.timing.forget()
-        self.measuring.again()
+        self.cost_table.clear_requests()
 
     # ---- members that join
 
-    def bring(self) -> None:
+    def add_newcomers(self) -> None:
         """Let the new members of a search join."""
         run = self.run
-        if run.pausing is not None:
+        if run.pause_reason is not None:
             return
         brought = [new for bringer in run.bringers for new in bringer.bring(run.state)]
         if not brought:
             return
         members = [member for new in brought for member in new.members]
         check_batches(members, run.lengths)
-        self.carry_out.bring(brought)
+        self.carry_out.journal_newcomers(brought)
         self.expect(members)
         # Other members may have waited for these.
-        self.carry_out.call()
+        self.carry_out.call_resting()
 
     def expect(self, members: Sequence[Member], *, addition: str = "") -> None:
         """Add members of a command or a search to the study; their costs are unknown."""
@@ -199,42 +199,44 @@ class Measurements(DriverPart):
         self.run.view.study(self.run.study)
         self.members.expect((member.name for member in members), addition=addition)
         if self.run.phase is Phase.TRAINING:
-            self._welcome()
+            self._admit_new()
 
-    def _welcome(self) -> None:
+    def _admit_new(self) -> None:
         """Let new members of a known kind wait at once, and measure the others."""
         if self.members.new:
-            self.measuring.want(map(self.run.study.member, sorted(self.members.new, key=self.positions.number)))
-            self._welcome_known()
+            self.cost_table.request_costs(
+                map(self.run.study.member, sorted(self.members.new, key=self.positions.number))
+            )
+            self._admit_measured()
 
-    def _welcome_known(self) -> None:
+    def _admit_measured(self) -> None:
         """Let new members whose costs are known wait for devices."""
         self._answer_additions()
-        measured = self.measuring.measured
+        measured = self.cost_table.measured
         ready = (name for name in self.members.new if name in measured and not self.members.addition(name))
         entering = sorted(ready, key=self.positions.number)
         if not entering:
             return
         self.members.enter(entering)
-        self.carry_out.announce(entering)
+        self.carry_out.write_joined(entering)
         self._fail_unfit(entering)
         for name in entering:
             # A clone may have come before members that it begins with.
             if self.members.state(name) is not State.ENDED:
-                self.carry_out.decided(name)
+                self.carry_out.apply_leaving_verdict(name)
         self.carry_out.make_room()
 
     def _answer_additions(self) -> None:
         """Answer commands whose members all have known costs: the members join, or are refused."""
-        for addition, names in self.members.of_additions().items():
-            if not all(name in self.measuring.measured for name in names):
+        for addition, names in self.members.by_addition().items():
+            if not all(name in self.cost_table.measured for name in names):
                 continue
             try:
                 self._check_fit(names)
             except PlanError as error:
                 self.carry_out.refuse(addition, str(error))
             else:
-                self.members.answered(addition)
+                self.members.mark_answered(addition)
                 self.carry_out.answer(addition, f"added {', '.join(names)}")
 
     def _fail_unfit(self, names: Iterable[str]) -> None:
@@ -247,6 +249,6 @@ class Measurements(DriverPart):
 
     def _check_fit(self, names: Iterable[str]) -> None:
         """Raise PlanError if one of these members, with known costs, fits on no device."""
-        members, cluster = [self.run.study.member(name) for name in names], self.starts.launching.cluster
-        check_batch_norm(members, self.run.lengths, self.measuring.measured)
-        require_fit([self.measuring.profile(member) for member in members], cluster.devices)
+        members, cluster = [self.run.study.member(name) for name in names], self.starts.planner.cluster
+        check_batch_norm(members, self.run.lengths, self.cost_table.measured)
+        check_memory_fit([self.cost_table.profile(member) for member in members], cluster.devices)

@@ -12,17 +12,17 @@ from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import Measure, Measured
 from argosy.results.fold import MemberState, RunState
-from argosy.running.control.costs import Link, Observed, alike, even_out, profile_of
+from argosy.running.control.costs import Link, ObservedRates, even_out, fusion_digest, profile_of
 from argosy.study import FACTORIES, Member, Study
 
-__all__ = ["Measuring"]
+__all__ = ["CostTable"]
 
 WORTH_A_CORRECTION = 0.1
 """Relative difference at which plans switch to the observed rate of members; smaller differences are noise."""
 
 
 @dataclass(eq=False, kw_only=True)
-class Measuring:
+class CostTable:
     """Measures each kind of work once: one member stands for all that do the same."""
 
     device_kind: str
@@ -35,7 +35,7 @@ class Measuring:
     unsplit: str = ""
     """Why no member is split, although there are several devices."""
     exact: InitVar[bool] = False
-    observed: Observed = field(init=False)
+    observed: ObservedRates = field(init=False)
     samples_per_epoch: int | None = field(default=None, init=False)
     """Samples per stream epoch; None until the data are open."""
     measured: dict[str, Measured] = field(default_factory=dict, init=False)
@@ -60,25 +60,25 @@ class Measuring:
     """Rates that plans use instead of the measured ones, by kind of work."""
 
     def __post_init__(self, exact: bool) -> None:
-        self.observed = Observed(exact=exact)
+        self.observed = ObservedRates(exact=exact)
 
     @property
     def shapes(self) -> dict[str, str]:
         """Digests of the parameters' names and shapes, by member."""
         return {name: found.parameter_shapes for name, found in self.measured.items()}
 
-    def want(self, members: Iterable[Member]) -> None:
+    def request_costs(self, members: Iterable[Member]) -> None:
         """Request the costs of members; some may be known from equal members."""
         for member in members:
-            self._works[member.name] = _work(member)
+            self._works[member.name] = _work_key(member)
             if member.name not in self.measured:
                 self.missing.add(member.name)
         for name in list(self.measured):
             if not self.missing:
                 break  # of thousands of trials alike the first stands for those that join
-            self._stands_for_others(name)
+            self._copy_to_equal_work(name)
 
-    def as_source(self, clone: str, source: str) -> None:
+    def copy_costs(self, clone: str, source: str) -> None:
         """Let a clone have the costs of its source, because hyper-parameters of optimizer, loss or augmentation cost nothing."""
         if source in self.measured:
             self.measured[clone] = replace(self.measured[source], member=clone)
@@ -96,17 +96,17 @@ class Measuring:
             self.forget(name)
             self._works.pop(name, None)
             self.measured.pop(name, None)
-        self._changed()
+        self._clear_profiles()
 
-    def again(self) -> None:
+    def clear_requests(self) -> None:
         """Note that no trainer is measuring any more."""
         self._asked.clear()
 
-    def only_at(self, devices: Collection[str]) -> None:
+    def keep_requests_on(self, devices: Collection[str]) -> None:
         """Note that only these devices keep measuring; the others get no data to measure on."""
         self._asked = {name: device for name, device in self._asked.items() if device in devices}
 
-    def lost(self, device: str, newcomers: Collection[str]) -> str | None:
+    def handle_lost_trainer(self, device: str, newcomers: Collection[str]) -> str | None:
         """Handle the loss of a trainer that a newcomer may have caused; return the newcomer if it certainly did.
 
         From now on its newcomers are measured one at a time; the one whose trainer is lost again is the cause.
@@ -119,7 +119,7 @@ class Measuring:
         self._suspects.update(name for name in here if name in newcomers)
         return None
 
-    def too_large_beside(self, member: str) -> None:
+    def note_too_large(self, member: str) -> None:
         """Note that a member did not fit beside training members: its kind is measured when none trains."""
         self._large.add(self._works[member])
         self._asked.pop(member, None)
@@ -127,18 +127,18 @@ class Measuring:
     def handle(self, measured: Measured) -> None:
         """Handle a trainer's measurement."""
         self.measured[measured.member] = measured
-        self._changed()
+        self._clear_profiles()
         self.forget(measured.member)
-        self._stands_for_others(measured.member)
+        self._copy_to_equal_work(measured.member)
 
     def crowded(self, member: str, memory_bytes: int) -> None:
         """Note that a member ran out of memory beside others: it needs a device of its own."""
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
         # Other members of its kind did not run out of memory, and no longer stand for it.
         self._works[member] = (self._works[member], member)
-        self._changed()
+        self._clear_profiles()
 
-    def stepped(self, packed: Packed) -> None:
+    def note_program_costs(self, packed: Packed) -> None:
         """Note the measured costs of a program of several members; plans charge each member its share."""
         seconds, needs = packed.seconds.get((packed.kind, packed.size)), dict(packed.step_bytes)
         for names in packed.programs:
@@ -146,13 +146,13 @@ class Measuring:
                 self._parts.pop(name, None)
                 if packed.settled and (len(names) > 1 or packed.kind != "plain") and seconds is not None:
                     self._parts[name] = seconds, needs.get(packed.size, 0)
-        self._changed()
+        self._clear_profiles()
 
-    def _stands_for_others(self, name: str) -> None:
+    def _copy_to_equal_work(self, name: str) -> None:
         work = self._works.get(name)
         for other in [other for other in sorted(self.missing) if work is not None and self._works[other] == work]:
             self.measured[other] = replace(self.measured[name], member=other)
-            self._changed()
+            self._clear_profiles()
             self.missing.discard(other)
 
     def representatives(self, *, beside: bool) -> list[str]:
@@ -184,7 +184,7 @@ class Measuring:
             )
         return shares
 
-    def needs_groups(self, names: Sequence[str]) -> bool:
+    def request_groups(self, names: Sequence[str]) -> bool:
         """Return whether groups of up to M_t devices have to be measured, now that the rates on one device are known (FLEET §6.1)."""
         if self.node_devices is None or self.groups > 1 or not names:
             return False
@@ -192,26 +192,28 @@ class Measuring:
         self.groups = largest_measured_group(rates, node_devices=self.node_devices)
         self.measured.clear()
         self.missing |= set(names)
-        self.again()
+        self.clear_requests()
         return True
 
     # ---- profiles
 
-    def _changed(self) -> None:
+    def _clear_profiles(self) -> None:
         self._profiles.clear()
         self.revision += 1
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
         """Return the known profiles of these members; rates are in samples of the stream, of which a subset uses only some."""
         if not self._profiles:
-            first = self.firsts(study)
+            first = self.first_of_each_work(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
             self._profiles = dict(zip(first, evened, strict=True))
-        known = [self._as_trained(self._of(name)) for name in names if self._works.get(name) in self._profiles]
+        known = [
+            self._at_observed_rate(self._profile_of(name)) for name in names if self._works.get(name) in self._profiles
+        ]
         return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
 
-    def _of(self, name: str) -> Profile:
-        return self._as_stepped(replace(self._profiles[self._works[name]], member=name))
+    def _profile_of(self, name: str) -> Profile:
+        return self._at_program_costs(replace(self._profiles[self._works[name]], member=name))
 
     def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
         if member.subset is None or self.samples_per_epoch is None:
@@ -219,13 +221,13 @@ class Measuring:
         steps_on = len(member.subset) / self.samples_per_epoch
         return profile.observed(profile.rate(1) / steps_on, weight=1.0)
 
-    def _as_trained(self, profile: Profile) -> Profile:
+    def _at_observed_rate(self, profile: Profile) -> Profile:
         rate = self._rates.get(self._works[profile.member])
         return profile if rate is None else profile.observed(rate, weight=1.0)
 
-    def saw(self, ended: SectionEnded, state: MemberState) -> None:
+    def update_rate(self, ended: SectionEnded, state: MemberState) -> None:
         """Update the rate of a member's kind of work after a section, validation included."""
-        if not _by_itself(state):
+        if not _is_timed_alone(state):
             return
         work = self._works.get(ended.member)
         samples, seconds = self._trained.get(work, (0, 0.0))
@@ -233,19 +235,19 @@ class Measuring:
         if samples and seconds:
             self._trained[work] = samples, seconds
             rate = samples / seconds
-            before = self._rates.get(work, self._of(ended.member).rate(1) if work in self._profiles else rate)
+            before = self._rates.get(work, self._profile_of(ended.member).rate(1) if work in self._profiles else rate)
             if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
                 self.revision += 1
 
-    def _as_stepped(self, profile: Profile) -> Profile:
+    def _at_program_costs(self, profile: Profile) -> Profile:
         if profile.member not in self._parts:
             return profile
         seconds, needs = self._parts[profile.member]
         rates = (1.0 / seconds, *profile.samples_per_second[1:])
         return replace(profile, samples_per_second=rates, program_bytes=needs)
 
-    def firsts(self, study: Study) -> dict[object, Member]:
+    def first_of_each_work(self, study: Study) -> dict[object, Member]:
         """Return the first known member of each kind of work, which stands for the others."""
         found: dict[object, Member] = {}
         for member in study.members:
@@ -255,9 +257,9 @@ class Measuring:
 
     def remember(self, state: RunState, study: Study) -> None:
         """Keep the observed rates for the plans of later runs."""
-        for member in self.firsts(study).values():
+        for member in self.first_of_each_work(study).values():
             found = state.member(member.name)
-            if found.sections and _by_itself(found):
+            if found.sections and _is_timed_alone(found):
                 self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
 
     def profile(self, member: Member) -> Profile:
@@ -270,7 +272,7 @@ class Measuring:
             node_devices=self.node_devices or 4,
             link=self.link,
         )
-        return replace(self.observed.refresh(profile, member, measured), alike=alike(member, measured))
+        return replace(self.observed.refresh(profile, member, measured), alike=fusion_digest(member, measured))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -284,21 +286,21 @@ class Measuring:
         """Whether some member may be split, so that the cost of an all-reduce matters."""
         return any(m.shard_seconds and not m.whole for m in self.measured.values())
 
-    def know_link(self, link: Link) -> None:
+    def set_link(self, link: Link) -> None:
         """Set the cost of an all-reduce."""
         self.link = link
-        self._changed()
+        self._clear_profiles()
 
 
-def _work(member: Member) -> object:
+def _work_key(member: Member) -> object:
     """Return what decides the work of a member's steps; equal for members that do the same work."""
     factories = [getattr(member, name) for name in FACTORIES]
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None, member.average)
     # Metrics cost little, but measuring a member also tries its metrics.
-    return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
+    return (*map(_factory_key, (*factories, *member.metrics.values())), *sizes)
 
 
-def _alike(factory: Any) -> object:
+def _factory_key(factory: Any) -> object:
     """Return a key that is equal for factories that build the same except for a learning rate, which costs nothing."""
     if isinstance(factory, functools.partial):
         bound = sorted(factory.keywords.items())
@@ -307,19 +309,19 @@ def _alike(factory: Any) -> object:
         ):
             return id(factory)
         bound = [(name, None if name == "lr" else value) for name, value in bound]
-        return (_alike(factory.func), factory.args, tuple(bound))
+        return (_factory_key(factory.func), factory.args, tuple(bound))
     if isinstance(factory, type) or factory is None:
         return factory if factory is None else (factory.__module__, factory.__qualname__)
     if isinstance(factory, _Loss) and type(factory).__module__ == _Loss.__module__ and not factory.state_dict():
         numbers = {name: value for name, value in vars(factory).items() if not name.startswith("_")}
-        return (_alike(type(factory)), repr(sorted(numbers.items())))
+        return (_factory_key(type(factory)), repr(sorted(numbers.items())))
     code = getattr(factory, "__code__", None)
     if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
         return id(factory)
     return (factory.__module__, factory.__qualname__, code.co_code, repr(code.co_consts))
 
 
-def _by_itself(state: MemberState) -> bool:
+def _is_timed_alone(state: MemberState) -> bool:
     """Return whether a member's time covers exactly its own steps; that of a split member covers one of its shards."""
     packed = state.packed
     return state.split is None and (packed is None or (packed.size == 1 and packed.kind == "plain"))

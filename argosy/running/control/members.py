@@ -1,7 +1,7 @@
 """The table of member states: each member has exactly one state, and each transition is one method.
 
 Contract. No other object knows the state of a member; only the assignments of legs say which devices it has. A transition that is not in
-`LAWFUL` raises AssertionError with both states: it is a bug of the control plane. `positions` says where in the stream a member
+`TRANSITIONS` raises AssertionError with both states: it is a bug of the control plane. `positions` says where in the stream a member
 continues; transitions that determine this call it.
 """
 
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from argosy.running.control.positions import Positions
 from argosy.running.control.verdicts import Verdict
 
-__all__ = ["LAWFUL", "Leaving", "Members", "State"]
+__all__ = ["TRANSITIONS", "Leaving", "Members", "State"]
 
 
 class State(StrEnum):
@@ -40,10 +40,10 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-WAITS = (State.WAITING, State.RECOVERING, State.STARTING)
-LEAVES = (State.MOVING, State.LEAVING)
+WAITING_STATES = (State.WAITING, State.RECOVERING, State.STARTING)
+LEAVING_STATES = (State.MOVING, State.LEAVING)
 
-LAWFUL: dict[State, frozenset[State]] = {
+TRANSITIONS: dict[State, frozenset[State]] = {
     State.JOINING: frozenset({State.WAITING, State.ENDED}),
     State.WAITING: frozenset({State.RECOVERING, State.STARTING, State.RESTING, State.ENDED}),
     State.RECOVERING: frozenset({State.WAITING, State.STARTING, State.RESTING, State.ENDED}),
@@ -108,11 +108,11 @@ class Members:
         """Return the state of a member."""
         return self._members[name].state
 
-    def waits(self, name: str) -> bool:
+    def is_waiting(self, name: str) -> bool:
         """Return whether a member has no trainer and is ready for one."""
-        return self._members[name].state in WAITS
+        return self._members[name].state in WAITING_STATES
 
-    def having(self, *states: State) -> list[str]:
+    def in_states(self, *states: State) -> list[str]:
         """Return all members in one of these states, in the order of the study."""
         found = [name for state in states for name in self._of_state[state]]
         return sorted(found, key=self.positions.number) if len(found) > 1 else found
@@ -120,17 +120,17 @@ class Members:
     @property
     def waiting(self) -> list[str]:
         """Members without a trainer that are ready for one, whether or not they are in an assignment."""
-        return self.having(*WAITS)
+        return self.in_states(*WAITING_STATES)
 
     @property
     def unassigned(self) -> list[str]:
         """Waiting members that are in no assignment."""
-        return self.having(State.WAITING, State.RECOVERING)
+        return self.in_states(State.WAITING, State.RECOVERING)
 
     @property
     def unplaced(self) -> list[str]:
         """Waiting members for which other members may have to make room."""
-        return self.having(State.WAITING)
+        return self.in_states(State.WAITING)
 
     @property
     def any_unplaced(self) -> bool:
@@ -150,36 +150,36 @@ class Members:
     @property
     def leaving(self) -> dict[str, Leaving]:
         """Members that their old device is saving."""
-        left = {name: self._members[name].leaving for name in self.having(*LEAVES)}
+        left = {name: self._members[name].leaving for name in self.in_states(*LEAVING_STATES)}
         return {name: leaving for name, leaving in left.items() if leaving is not None}
 
-    def leaves(self, name: str) -> Leaving | None:
+    def leaving_of(self, name: str) -> Leaving | None:
         """Return how a member leaves its device; None if it does not."""
         member = self._members.get(name)
-        return None if member is None or member.state not in LEAVES else member.leaving
+        return None if member is None or member.state not in LEAVING_STATES else member.leaving
 
     @property
     def regrouping(self) -> list[str]:
         """Members whose legs regroup."""
-        return self.having(State.REGROUPING)
+        return self.in_states(State.REGROUPING)
 
     def addition(self, name: str) -> str:
         """Return the unanswered command that added a member; empty if there is none."""
         return self._additions.get(name, "")
 
-    def of_additions(self) -> dict[str, list[str]]:
+    def by_addition(self) -> dict[str, list[str]]:
         """Return the members of unanswered commands, by command."""
         found: dict[str, list[str]] = {}
         for name, addition in self._additions.items():
             found.setdefault(addition, []).append(name)
         return found
 
-    def is_told_to_stop(self, name: str) -> bool:
+    def is_asked_to_stop(self, name: str) -> bool:
         """Return whether the user has asked a member to stop."""
         return name in self._told_to_stop
 
     @property
-    def meeting(self) -> Mapping[str, int]:
+    def rejoining(self) -> Mapping[str, int]:
         """Members that will rejoin a leg, with the number of that leg."""
         return MappingProxyType(self._meets)
 
@@ -201,11 +201,11 @@ class Members:
             if self.state(name) is State.JOINING:
                 self._to(name, State.WAITING)
 
-    def announced(self, names: Iterable[str]) -> None:
+    def mark_written(self, names: Iterable[str]) -> None:
         """Note that these members are in study.json now."""
         self._new.difference_update(names)
 
-    def answered(self, addition: str) -> None:
+    def mark_answered(self, addition: str) -> None:
         """Note that a command that added members is answered."""
         self._additions = {name: other for name, other in self._additions.items() if other != addition}
 
@@ -226,7 +226,7 @@ class Members:
 
     def assign(self, names: Collection[str]) -> None:
         """Mark members as assigned: their trainers were told to step them."""
-        self.positions.settled(names)
+        self.positions.mark_settled(names)
         for name in names:
             if self.state(name) is not State.ASSIGNED:  # each trainer of a split member is told
                 self._to(name, State.ASSIGNED)
@@ -237,32 +237,32 @@ class Members:
         self._to(name, State.MOVING if moves else State.LEAVING)
         self._members[name].leaving = leaving
 
-    def saved(self, name: str) -> None:
+    def mark_saved(self, name: str) -> None:
         """Note that a leaving member is saved. A moving member has its next assignment; others wait for one."""
-        self.positions.find(name)
+        self.positions.use_latest_checkpoint(name)
         if self.state(name) is State.MOVING:
             self._to(name, State.STARTING)
         else:
-            self._wait(name)
+            self._start_waiting(name)
 
-    def take_off(self, name: str) -> None:
+    def unassign(self, name: str) -> None:
         """Take a member out of its assignment: it waits again if no trainer had it, and is still saved if it was moving."""
         member = self._members[name]
         if member.state is State.STARTING:
-            self._wait(name)
+            self._start_waiting(name)
         elif member.state is State.MOVING:
             self._to(name, State.LEAVING)
 
-    def take_back(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """Let a member that was lost, or saved for a regrouping, continue from its latest checkpoint."""
         if self._members[name].has_started:
-            self.positions.find(name)
-        self._wait(name)
+            self.positions.use_latest_checkpoint(name)
+        self._start_waiting(name)
 
     def rest(self, name: str) -> None:
         """Let a member rest until a judge calls it."""
-        self.positions.find(name)
-        self.positions.settled([name])
+        self.positions.use_latest_checkpoint(name)
+        self.positions.mark_settled([name])
         self._to(name, State.RESTING)
         self._forget_loss(name)
 
@@ -277,7 +277,7 @@ class Members:
 
     def end(self, name: str) -> None:
         """End a member."""
-        self.positions.settled([name])
+        self.positions.mark_settled([name])
         if self.state(name) is not State.ENDED:
             self._to(name, State.ENDED)
         self._forget_loss(name)
@@ -290,7 +290,7 @@ class Members:
             self._members[name].has_started = self.state(name) is not State.STARTING
             self._to(name, State.REGROUPING)
 
-    def fall_behind(self, names: Iterable[str], leg: int) -> None:
+    def begin_recovery(self, names: Iterable[str], leg: int) -> None:
         """Let members that are behind recover, to rejoin a leg, or apart from it if `leg` is 0."""
         for name in names:
             if leg:
@@ -300,7 +300,7 @@ class Members:
             if self.state(name) is State.WAITING:
                 self._to(name, State.RECOVERING)
 
-    def catch_up(self, names: Iterable[str]) -> None:
+    def end_recovery(self, names: Iterable[str]) -> None:
         """Note that recovering members are level with the others again."""
         for name in names:
             self._forget_loss(name)
@@ -313,17 +313,17 @@ class Members:
 
     # ---- the table
 
-    def _wait(self, name: str) -> None:
+    def _start_waiting(self, name: str) -> None:
         behind = name in self._meets or self._members[name].apart
         self._to(name, State.RECOVERING if behind else State.WAITING)
 
     def _to(self, name: str, state: State) -> None:
         member = self._members[name]
-        assert state in LAWFUL[member.state], f"{name} is {member.state} and cannot become {state}"
+        assert state in TRANSITIONS[member.state], f"{name} is {member.state} and cannot become {state}"
         self._of_state[member.state].discard(name)
         member.state = state
         self._of_state[state].add(name)
-        if state not in LEAVES:
+        if state not in LEAVING_STATES:
             member.leaving = None
 
     def _put(self, name: str, member: _Member) -> None:

@@ -20,10 +20,10 @@ from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import open_sources
 from argosy.study import Member, Study
 from argosy.training.choice.admission import admit
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import Backend, backend_of
-from argosy.training.device.process_state import as_found
-from argosy.training.member.live import LiveMember, build
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import Backend, open_backend
+from argosy.training.device.process_state import preserve_process_state
+from argosy.training.member.live import LiveMember, build_member
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
@@ -56,9 +56,9 @@ class Pair:
 
 def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
     """Time all pairs of members on one device, including each with a copy of itself; errors of members propagate."""
-    with as_found():
+    with preserve_process_state():
         torch.set_num_threads(settings.threads)
-        bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")
+        bench = _Bench(study, open_backend(device), exact=settings.numerics == "exact")
         named = [study.member(name) for name in members]
         return tuple(bench.pair(one, other) for one, other in itertools.combinations_with_replacement(named, 2))
 
@@ -70,7 +70,7 @@ class _Bench:
         self._study = study
         self._exact = exact
         self._backend = backend
-        self._copies = Copies(backend, study.data.on_device)
+        self._copies = DeviceCopies(backend, study.data.on_device)
         self._source = open_sources(study.data, seed=study.seed)["train"]
         self._orders = Orders(study.seed, {"train": self._source.length}, shards=self._source.facts.shards)
         largest = max(member.batch_size for member in study.members)
@@ -88,7 +88,7 @@ class _Bench:
 
     def _built(self, member: Member) -> LiveMember:
         terms = self._study.terms
-        return build(
+        return build_member(
             member, self._backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self._exact
         )
 

@@ -9,10 +9,10 @@ from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Assigned, Retried
 from argosy.protocol.feeder import Leg, ShardMark
 from argosy.protocol.trainer import StartMember
-from argosy.results.fold import WRONG, RunState
+from argosy.results.fold import FAILED_STATUSES, RunState
 from argosy.running.control.clone import Clone
-from argosy.running.control.resume import Resume, resume_point, resume_points
-from argosy.running.control.verdicts import Fate, Judge, Rules, Verdict, judge
+from argosy.running.control.resume import ResumePoint, resume_point, resume_points
+from argosy.running.control.verdicts import Fate, Judge, StoppingRules, Verdict, combine_verdicts
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.launcher import Job
@@ -21,16 +21,16 @@ from argosy.stream.order import Selection, split_order
 from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
-__all__ = ["FINAL", "Positions"]
+__all__ = ["FINAL_STATUSES", "Positions"]
 
-FINAL = ("stopped", *WRONG)
+FINAL_STATUSES = ("stopped", *FAILED_STATUSES)
 """Statuses of members that further epochs do not bring back."""
 
 
 class Positions:
     """The study, including added members, and where each of its members continues."""
 
-    def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
+    def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (StoppingRules(),)) -> None:
         self.job: Job = job
         self.state = state
         self.judges = judges
@@ -38,7 +38,7 @@ class Positions:
         """Members that had failed and are tried again."""
         self.unsettled: set[str] = set()
         """Members whose next stream epoch is not determined yet: it will be the next one of the leg that they join."""
-        self._points: dict[str, Resume] = {}
+        self._points: dict[str, ResumePoint] = {}
         self._order: dict[str, int] = {}
 
     # ---- the study
@@ -115,11 +115,11 @@ class Positions:
 
     def unfinished(self) -> list[str]:
         """Return the members that have to train further."""
-        return [member.name for member in self.study.members if self._unfinished(member)]
+        return [member.name for member in self.study.members if self._is_unfinished(member)]
 
-    def _unfinished(self, member: Member) -> bool:
+    def _is_unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
-        if state.status in FINAL:
+        if state.status in FINAL_STATUSES:
             return False
         if self.verdict(member.name).fate is not Fate.END:
             return True
@@ -131,7 +131,7 @@ class Positions:
 
     # ---- changes of where a member continues
 
-    def find(self, name: str) -> None:
+    def use_latest_checkpoint(self, name: str) -> None:
         """Let a member continue from its latest checkpoint, which is not verified again because its trainer flushed it before reporting."""
         self._points[name] = resume_point(self.state.member(name), self.job.directory, proved=True)
 
@@ -140,24 +140,24 @@ class Positions:
         names, first = tuple(names), self._first_unbegun()
         for name in names:
             in_step = name in self.state.in_step
-            self._points[name] = Resume(member=name, stream_epoch=0 if in_step else first)
+            self._points[name] = ResumePoint(member=name, stream_epoch=0 if in_step else first)
             if not in_step:
                 self.unsettled.add(name)
             if self.state.member(name).inherited is not None:
-                self.find(name)
+                self.use_latest_checkpoint(name)
 
     def call(self, name: str) -> None:
         """Let a resting member continue beside the members that train, at its position if it is in the middle of an epoch."""
-        if self._points[name].at_an_epochs_end and name not in self.state.in_step:
+        if self._points[name].is_at_epoch_end and name not in self.state.in_step:
             self.unsettled.add(name)
 
-    def settled(self, names: Iterable[str]) -> None:
+    def mark_settled(self, names: Iterable[str]) -> None:
         """Note that the next stream epochs of these members are determined."""
         self.unsettled.difference_update(names)
 
     def _first_unbegun(self) -> int:
         """Return the first stream epoch that no member has begun."""
-        return max((p.stream_epoch + (not p.at_an_epochs_end) for p in self._points.values()), default=0)
+        return max((p.stream_epoch + (not p.is_at_epoch_end) for p in self._points.values()), default=0)
 
     def join(self, names: Iterable[str], stream_epoch: int) -> None:
         """Let the unsettled ones of these members begin their next epoch with this stream epoch, unless they are already past it."""
@@ -166,25 +166,25 @@ class Positions:
             if point.stream_epoch <= stream_epoch:
                 self._points[name] = replace(point, stream_epoch=stream_epoch)
 
-    def level(self, names: Collection[str]) -> None:
+    def align_epochs(self, names: Collection[str]) -> None:
         """Let members begin their next epochs together with the most advanced; a member in the middle of an epoch continues there."""
         foremost = max(self._points[name].stream_epoch for name in names)
         for name in names:
-            if self._points[name].at_an_epochs_end:
+            if self._points[name].is_at_epoch_end:
                 self._points[name] = replace(self._points[name], stream_epoch=foremost)
 
     # ---- queries
 
     def verdict(self, name: str) -> Verdict:
         """Return the judges' verdict on a member after its last section."""
-        return judge(self.judges, name, self.state, self.study)
+        return combine_verdicts(self.judges, name, self.state, self.study)
 
-    def place(self, name: str) -> int:
+    def stream_section(self, name: str) -> int:
         """Return the section of the stream in which a member continues."""
         point = self._points[name]
         return point.stream_epoch * self.study.validations_per_epoch + point.section
 
-    def assigned(self, names: Iterable[str]) -> Assigned | None:
+    def assigned_event(self, names: Iterable[str]) -> Assigned | None:
         """Return the event that journals the next stream epochs of members before they train; None if the journal has them."""
         new = {}
         for name in names:
@@ -215,19 +215,19 @@ class Positions:
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int]) -> Leg:
         """Return the part of the stream that these members need together, as a leg without a number."""
         names = tuple(members)
-        section = min(map(self.place, names))
+        section = min(map(self.stream_section, names))
         epoch, length = section // self.study.validations_per_epoch, lengths["train"]
-        position = min(self.sample(name, length) for name in names if self._points[name].stream_epoch == epoch)
+        position = min(self.stream_position(name, length) for name in names if self._points[name].stream_epoch == epoch)
         before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= position]
         newest = {
             mark[0]: ShardMark(*mark) for read in sorted(before, key=lambda read: read.start) for mark in read.marks
         }
         return Leg(number=0, section=section, position=position, marks=tuple(newest.values()))
 
-    def sample(self, name: str, length: int) -> int:
+    def stream_position(self, name: str, length: int) -> int:
         """Return the position in its stream epoch from which a member needs samples."""
         point = self._points[name]
-        if point.checkpoint is None or point.at_an_epochs_end:
+        if point.checkpoint is None or point.is_at_epoch_end:
             return section_start(point.section, length, self.study.validations_per_epoch)
         selection = Selection.of(self.study.member(name).subset, length)
         if selection.multiplicity is None:  # it sees all samples: their order, which takes long to make, is not needed
@@ -245,14 +245,14 @@ class Positions:
         passed = here.section // per_epoch * length + here.position
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
-    def last_section(self, name: str) -> int | None:
+    def end_section(self, name: str) -> int | None:
         """Return the first section of the stream that a member certainly does not need; None if no rule determines one."""
         point, per_epoch = self._points[name], self.study.validations_per_epoch
         ends = []
         if (bound := self.study.stop_of(self.study.member(name)).max_epochs) is not None:
             ends.append((point.stream_epoch - point.epoch) * per_epoch + sections_in(bound, per_epoch))
         if (longest := self.verdict(name).longest) is not None:
-            ends.append(self.place(name) + longest)
+            ends.append(self.stream_section(name) + longest)
         return min(ends, default=None)
 
     def epochs_left(self, name: str) -> int | None:
@@ -260,7 +260,7 @@ class Positions:
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         return None if bound is None else max(math.ceil(bound - self.state.member(name).epochs), 0)
 
-    def surely_reaches_its_limit(self, name: str) -> bool:
+    def is_sure_to_reach_limit(self, name: str) -> bool:
         """Return whether no judge can end or rest a member before its limit, whatever its results."""
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         if bound is None:

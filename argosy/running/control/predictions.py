@@ -51,7 +51,7 @@ class Predictions:
         self._profiled: set[str] = set()
         """Members whose profiles are in the journal."""
 
-    def profiled(self, profiles: Iterable[Profile]) -> list[Profiled]:
+    def note_profiles(self, profiles: Iterable[Profile]) -> list[Profiled]:
         """Note that the policy is asked about members; return events for those that are new to it."""
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
@@ -59,11 +59,11 @@ class Predictions:
         positions, names = self.run.positions, [profile.member for profile in new]
         self._profiled.update(names)
         epochs = {name: left for name in names if (left := positions.epochs_left(name)) is not None}
-        sure = tuple(filter(positions.surely_reaches_its_limit, names))
+        sure = tuple(filter(positions.is_sure_to_reach_limit, names))
         return [Profiled(profiles=tuple(profile.to_json() for profile in new), epochs=epochs, sure=sure)]
 
     @contextlib.contextmanager
-    def planning(self) -> Iterator[None]:
+    def time_planning(self) -> Iterator[None]:
         """Measure the time of the policy inside the context."""
         began = time.monotonic()
         yield
@@ -88,21 +88,21 @@ class Predictions:
         """Note that a leg has ended."""
         self._of_legs.pop(leg.number, None)
 
-    def started(self, member: str) -> None:
+    def note_started(self, member: str) -> None:
         """Note that an assigned member is ready."""
         for expected in self._of_legs.values():
             if member in expected.starting:
                 expected.starting.discard(member)
                 expected.changing_seconds += (time.monotonic() - expected.changed) * (not expected.starting)
 
-    def stepped(self, ended: SectionEnded) -> None:
+    def note_stepped(self, ended: SectionEnded) -> None:
         """Note a member's section; all devices of a split member have stepped as long as the one that reports it."""
         split = self.run.state.member(ended.member).split
         for device in (ended.device,) if split is None else split.devices:
             key = device, ended.stream_epoch * self.run.per_epoch + ended.section
             self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
-    def section_ended(self, leg: LiveLeg) -> list[Passed]:
+    def note_section_end(self, leg: LiveLeg) -> list[Passed]:
         """Note that an assignment has finished a section; return events for the sections that all assignments have finished."""
         expected, run = self._of_legs[leg.number], self.run
         through = min((leg.assignments[device].section for device in leg.devices), default=expected.section)
@@ -137,11 +137,11 @@ class Predictions:
 
     def _predict(self, expected: _Expected, leg: LiveLeg) -> None:
         """Predict the seconds per sample of the stream for the flotilla's busiest device, at the known rates."""
-        members, revision = leg.members, self.run.measuring.revision
+        members, revision = leg.members, self.run.cost_table.revision
         if expected.priced == (revision, len(members)):
             return
         expected.priced, expected.seconds_per_sample = (revision, len(members)), 0.0
         if members:
-            profiles = self.run.measuring.profiles(members, self.run.study)
+            profiles = self.run.cost_table.profiles(members, self.run.study)
             flotilla = leg.flotilla.keeping(members).priced({profile.member: profile for profile in profiles})
             expected.seconds_per_sample = 1.0 / flotilla.samples_per_second

@@ -9,9 +9,9 @@ from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.control.costs import ASSUMED_LINK, Costs
 from argosy.running.control.driver import Driver
-from argosy.running.control.measuring import Measuring
+from argosy.running.control.measuring import CostTable
 from argosy.running.control.run import Run
-from argosy.running.control.splitting import measuring_of_run
+from argosy.running.control.splitting import make_cost_table
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.view import Silent
@@ -27,7 +27,7 @@ def measure(
     Raises PlanError if a member fails, because a plan of the others would look like a plan of the study.
     """
     kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
-    measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
+    measuring = CostTable(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
     run = _measured(job, cluster, workers, journal, measuring).run
     return Costs(
         profiles=tuple(measuring.profiles(run.members.waiting, run.study)),
@@ -38,11 +38,11 @@ def measure(
 
 def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
     """Measure, and return the plan with which a run of the job would start; raises PlanError like `measure`."""
-    measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
+    measuring = make_cost_table(job.settings, cluster, side_by_side=workers.side_by_side)
     return _measured(job, cluster, workers, journal, measuring).starts.plan()
 
 
-def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: Measuring) -> Driver:
+def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: CostTable) -> Driver:
     """Return a driver that has measured all members of a job and started none."""
     run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring))
     driver = Driver(run, only_measure=True)

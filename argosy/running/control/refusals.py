@@ -9,7 +9,7 @@ from argosy.protocol.trainer import Measured
 from argosy.stream.order import Indices, Selection
 from argosy.study import Member
 
-__all__ = ["batches_of", "check_batch_norm", "check_batches", "least_part"]
+__all__ = ["batch_sizes", "check_batch_norm", "check_batches", "smallest_micro_batch"]
 
 
 def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None:
@@ -42,14 +42,14 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
     for member in members:
         if not measured[member.name].batch_norm:
             continue
-        batches = batches_of(member, lengths["train"])
+        batches = batch_sizes(member, lengths["train"])
         if batches[-1] == 1 < member.batch_size:
             raise PlanError(
                 f"member {member.name!r} has BatchNorm, but the last batch of each epoch would hold 1 sample, on "
                 "which BatchNorm cannot train. Set drop_last=True or another batch_size."
             )
         for rows in batches:
-            if member.accumulate > 1 and least_part(rows, member.accumulate) == 1:
+            if member.accumulate > 1 and smallest_micro_batch(rows, member.accumulate) == 1:
                 raise PlanError(
                     f"member {member.name!r} has BatchNorm, but some of the {member.accumulate} micro-batches of "
                     f"a batch of {rows} would hold 1 sample, on which BatchNorm cannot train. Choose another "
@@ -57,13 +57,13 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
                 )
 
 
-def batches_of(member: Member, length: int) -> tuple[int, ...]:
+def batch_sizes(member: Member, length: int) -> tuple[int, ...]:
     """Return the sizes of a member's batches in a split of this length: the usual one, and that of a smaller last batch."""
     rest = 0 if member.drop_last else Selection.of(member.subset, length).length % member.batch_size
     return (member.batch_size, rest) if rest else (member.batch_size,)
 
 
-def least_part(rows: int, parts: int) -> int:
+def smallest_micro_batch(rows: int, parts: int) -> int:
     """Return the size of the smallest micro-batch of `rows` samples in `parts` parts."""
     size = -(-rows // parts)
     return rows % size or size

@@ -21,13 +21,13 @@ import cloudpickle
 from argosy.errors import ArgosyError
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
-from argosy.running.launch.blobs import dump
+from argosy.running.launch.blobs import pickle_members
 from argosy.running.launch.forkserver import PYTHON
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.imported import Imported, imported_by
 from argosy.stream.sources import identities_of_arrays
 
-__all__ = ["Rehearsal", "Rehearsed", "main"]
+__all__ = ["Rehearsal", "RehearsalResult", "main"]
 
 LIMIT_SECONDS = 120.0
 """Time limit for one file."""
@@ -38,7 +38,7 @@ PROGRAM = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rehearsed:
+class RehearsalResult:
     """Result of reading a file."""
 
     problem: str = ""
@@ -78,7 +78,7 @@ class Rehearsal:
             )
         return cls(process, said, tuple(copies))
 
-    def results(self) -> dict[str, Rehearsed] | None:
+    def results(self) -> dict[str, RehearsalResult] | None:
         """Return the results once the process has ended, of all files or of those up to the one that ended it; None before."""
         over = self._process.poll() is not None
         # The process shares the file position.
@@ -91,13 +91,13 @@ class Rehearsal:
         if not over and not late:
             return None
         self.close()
-        found = [Rehearsed(**json.loads(line)) for line in lines]
+        found = [RehearsalResult(**json.loads(line)) for line in lines]
         if len(found) < len(self._files):
             how = f"exit status {self._process.returncode}" if over else f"no result within {LIMIT_SECONDS:g} s"
             problem = (
                 f"the study file did not run to its end ({how}). Let it run to its end and define a variable `study`."
             )
-            found.append(Rehearsed(problem=problem))
+            found.append(RehearsalResult(problem=problem))
         return dict(zip(self._files, found, strict=False))
 
     def close(self) -> None:
@@ -120,18 +120,18 @@ def main(given: Mapping[str, Any]) -> None:
         os.write(words, json.dumps(asdict(found)).encode() + b"\n")
 
 
-def _read(copy: StudyCopy) -> Rehearsed:
+def _read(copy: StudyCopy) -> RehearsalResult:
     sys.path.insert(0, str(copy.folder))
     try:
         study = load_copy(copy)
-        cloudpickle.loads(dump(replace(member, stop=study.stop_of(member)) for member in study.members))
+        cloudpickle.loads(pickle_members(replace(member, stop=study.stop_of(member)) for member in study.members))
     except ArgosyError as error:
-        return Rehearsed(problem=str(error))
+        return RehearsalResult(problem=str(error))
     except Exception as error:  # whatever user objects raise while they are unpickled
-        return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
+        return RehearsalResult(problem=f"its members cannot be sent to another process: {error!r}.")
     finally:
         sys.path.remove(str(copy.folder))
-    return Rehearsed(
+    return RehearsalResult(
         modules=_imported_from(copy.folder),
         imported=imported_by(study.members),
         fingerprints=identities_of_arrays(study.data),

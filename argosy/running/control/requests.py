@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from argosy.errors import ArgosyError
-from argosy.errors.spelling import listed, meant
+from argosy.errors.spelling import did_you_mean, format_names
 from argosy.protocol.events import OUT_OF_TIME, REFUSED
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
@@ -34,26 +34,26 @@ class Requests:
         self._stopping: dict[str, list[str]] = {}
         """By member: unanswered commands to stop it."""
 
-    def want_pause(self, reason: str) -> None:
+    def request_pause(self, reason: str) -> None:
         """Request that every member is saved at its position and the run ends; callable from any thread or signal handler."""
         self._wanted = reason
 
     def poll(self) -> None:
         """Act on requests since the last call."""
         run = self.run
-        if (reason := self._wanted or self._out_of_time()) and run.pausing is None:
-            run.pausing = reason
+        if (reason := self._wanted or self._out_of_time()) and run.pause_reason is None:
+            run.pause_reason = reason
             self.faults.pause()
         # Before the data are open the directory may belong to another study, and a run that ends accepts no commands.
         for file, command in self.inbox.new() if run.begun else ():
             run.commands[file] = command
             try:
-                answer = self._command(file, command)
+                answer = self._handle_command(file, command)
             except ArgosyError as error:
                 answer = f"{REFUSED}{error}"
             if answer is not None:
                 self.carry_out.answer(file, answer)
-        if run.pausing is None:
+        if run.pause_reason is None:
             self.clones.poll()
             self.additions.poll()
         for member in list(self._stopping):
@@ -68,19 +68,19 @@ class Requests:
         over = limit is not None and time.monotonic() - self.run.began > limit
         return f"{OUT_OF_TIME} of {limit:g} s" if over else None
 
-    def _command(self, file: str, command: dict[str, Any]) -> str | None:
+    def _handle_command(self, file: str, command: dict[str, Any]) -> str | None:
         """Return the answer; None if it is given later, when the request is fulfilled."""
         match command:
             case {"command": "stop", "member": str(name)}:
                 return self._stop(name, file)
             case {"command": "stop", **rest} if not rest:
-                self.want_pause(f"by command; {GOES_ON}")
+                self.request_pause(f"by command; {GOES_ON}")
                 return f"every member is saved, and the run ends; {GOES_ON}"
             case {"command": "add"}:
-                self.additions.ask(file, command)
+                self.additions.accept(file, command)
                 return None
             case {"command": "clone"}:
-                self.clones.ask(file, command)
+                self.clones.accept(file, command)
                 return None
         return f"{REFUSED}unknown command {command.get('command')!r}; choose stop (with or without a member), add or clone."
 
@@ -88,10 +88,10 @@ class Requests:
         members = self.run.members
         if members.addition(name):
             return f"{REFUSED}{name} is still being added. Stop it once that request is answered."
-        known = members.having(*(state for state in State if state is not State.ENDED))
+        known = members.in_states(*(state for state in State if state is not State.ENDED))
         there = [one for one in known if not members.addition(one)]
         if name not in there:
-            return f"{REFUSED}no member {name!r}{meant(name, there)} is training; members that can be stopped: {listed(sorted(there)) or 'none'}."
+            return f"{REFUSED}no member {name!r}{did_you_mean(name, there)} is training; members that can be stopped: {format_names(sorted(there)) or 'none'}."
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):

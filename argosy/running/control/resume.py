@@ -5,20 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from argosy.disk.files import sum_of
+from argosy.disk.files import sha256_of
 from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.training.member.files import settle_links
 
-__all__ = ["Resume", "resume_point", "resume_points", "settle_files"]
+__all__ = ["ResumePoint", "resume_point", "resume_points", "settle_files"]
 
 STAY = 2
 """Number of latest checkpoints of a member that are never deleted (`argosy.training.member.files`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
+class ResumePoint:
     """Where a member resumes; without a checkpoint, at its beginning."""
 
     member: str
@@ -44,18 +44,18 @@ class Resume:
         return self.checkpoint.reaches if self.checkpoint else 0
 
     @property
-    def at_an_epochs_end(self) -> bool:
+    def is_at_epoch_end(self) -> bool:
         """Whether the member is at the beginning of an epoch."""
         return self.section == 0 and self.elements == 0 and (self.checkpoint is None or self.checkpoint.position == 0)
 
 
-def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, Resume]:
+def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, ResumePoint]:
     """Return for each member the latest journaled checkpoint whose checksum matches; checksums are computed in parallel."""
     with ThreadPoolExecutor() as pool:
         return {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
 
 
-def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
+def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> ResumePoint:
     """Return where one member resumes; with `proved`, checksums are not verified.
 
     Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these.
@@ -72,16 +72,16 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
                     "train in another directory."
                 )
             continue
-        if proved or sum_of(path) == saved.sha256:
+        if proved or sha256_of(path) == saved.sha256:
             return _point(state, saved, notes)
         notes.append(f"checkpoint {saved.file} is damaged and was skipped")
     return _point(state, None, notes)
 
 
-def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> Resume:
+def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> ResumePoint:
     epoch = saved.epoch if saved else 0
     stream_epoch = state.stream_epoch(epoch)
-    return Resume(
+    return ResumePoint(
         member=state.name,
         stream_epoch=epoch if stream_epoch is None else stream_epoch,
         checkpoint=saved,

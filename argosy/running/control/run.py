@@ -15,14 +15,14 @@ from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.choices import Choices
 from argosy.running.control.costs import work_digest
-from argosy.running.control.launching import Launching
+from argosy.running.control.launching import Planner
 from argosy.running.control.legs import Legs
-from argosy.running.control.measuring import Measuring
+from argosy.running.control.measuring import CostTable
 from argosy.running.control.members import Members
 from argosy.running.control.positions import Positions
-from argosy.running.control.steering import Steering
+from argosy.running.control.steering import EnsembleJudge
 from argosy.running.control.tolerance import Tolerance
-from argosy.running.control.verdicts import Bringer, Judge, Rules
+from argosy.running.control.verdicts import Bringer, Judge, StoppingRules
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
@@ -47,7 +47,7 @@ class Run:
         journal: Journal,
         state: RunState,
         view: View,
-        measuring: Measuring,
+        measuring: CostTable,
         *,
         judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
@@ -61,16 +61,22 @@ class Run:
         """The fold of the journal."""
         self.view = view
         rule = job.study.ensemble
-        self.steering: Steering | None = None if rule is None else Steering(job.study, rule, job.directory)
+        self.ensemble_judge: EnsembleJudge | None = (
+            None if rule is None else EnsembleJudge(job.study, rule, job.directory)
+        )
         """The judge that follows the ensemble; None if the study has none."""
-        self.judges: tuple[Judge, ...] = (Rules(), *judges, *([] if self.steering is None else [self.steering]))
+        self.judges: tuple[Judge, ...] = (
+            StoppingRules(),
+            *judges,
+            *([] if self.ensemble_judge is None else [self.ensemble_judge]),
+        )
         self.bringers = bringers
         self.packs = packs
         """A policy that replaces the one of the settings."""
         self.began: float = time.monotonic()
         self.cpu_before: float = tree_cpu_seconds()
         self.phase = Phase.OPENING
-        self.pausing: str | None = None
+        self.pause_reason: str | None = None
         """Why the run is being paused; None if it is not."""
         self.begun = False
         """Whether the directory was found to be empty or to belong to this study."""
@@ -82,17 +88,17 @@ class Run:
         self.members: Members = Members(self.positions)
         self.legs: Legs = Legs()
         self.pool: WorkerPool = WorkerPool(workers, cluster, state.shards)
-        self.measuring = measuring
+        self.cost_table = measuring
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         name = self.settings.policy
         # With one device there is only one plan, with exact numerics plans do not affect bits, and packs of a search follow from its proposals.
         shows = len(cluster.devices) > 1 and self.settings.numerics != "exact"
-        repeating = self.choices.repeating if shows else lambda policy: policy
-        self.launching: Launching = Launching(
+        repeating = self.choices.wrap_policy if shows else lambda policy: policy
+        self.planner: Planner = Planner(
             cluster=cluster,
             policy_name=packs.name if packs else name,
             policy=packs or repeating(POLICIES[name]),
-            repeating=repeating,
+            wrap_policy=repeating,
         )
         self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
         self.metrics: Metrics = Metrics(job.directory)
@@ -106,8 +112,8 @@ class Run:
 
     def close(self) -> None:
         """Close the file of the members' outputs."""
-        if self.steering is not None:
-            self.steering.close()
+        if self.ensemble_judge is not None:
+            self.ensemble_judge.close()
 
     @property
     def study(self) -> Study:
@@ -120,17 +126,17 @@ class Run:
         return self.positions.study.validations_per_epoch
 
     def _work_of(self, member: str) -> str:
-        return work_digest(self.study.member(member), self.measuring.measured[member])
+        return work_digest(self.study.member(member), self.cost_table.measured[member])
 
-    def known_of_study(self) -> dict[str, Any]:
+    def study_properties(self) -> dict[str, Any]:
         """Return the properties of the study that are only known once data are open and networks are built."""
         assert self.data is not None
-        fingerprints, shapes = self.data.fingerprints, self.measuring.shapes
+        fingerprints, shapes = self.data.fingerprints, self.cost_table.shapes
         return {"lengths": self.lengths, "fingerprints": fingerprints, "shapes": shapes}
 
     def write_study(self) -> None:
         """Write ``study.json``; raises RunError if the directory belongs to another study."""
-        self.identity.write(self.study, **self.known_of_study())
+        self.identity.write(self.study, **self.study_properties())
 
 
 class DriverPart:
@@ -143,5 +149,5 @@ class DriverPart:
         self.positions: Positions = run.positions
         self.legs: Legs = run.legs
         self.pool: WorkerPool = run.pool
-        self.measuring: Measuring = run.measuring
-        self.launching: Launching = run.launching
+        self.cost_table: CostTable = run.cost_table
+        self.planner: Planner = run.planner

@@ -17,8 +17,8 @@ class SharingChoice:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.chosen = _told(settings)
-        self.told: bool = False
+        self.chosen = _choice_of_settings(settings)
+        self.is_journaled: bool = False
         """Whether the choice was returned to be journaled."""
         self.waiting_for: set[str] = set()
         """Feeders that are still measuring."""
@@ -59,7 +59,7 @@ class SharingChoice:
         choice = choose_pipeline(needs, _exchanges(probed))
         if self.chosen is None:
             self.chosen = choice
-        self.told = True
+        self.is_journaled = True
         unasked = self.settings.sharing == "auto" and self.settings.nodes == 1 < len(cluster.nodes)
         return SharingChosen(
             sharing=self.chosen.sharing,
@@ -69,7 +69,7 @@ class SharingChoice:
         )
 
 
-def _told(settings: Settings) -> Choice | None:
+def _choice_of_settings(settings: Settings) -> Choice | None:
     """Return the choice that the settings determine; None if it has to be measured."""
     if settings.sharing == "auto" and settings.nodes > 1:
         return None

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from argosy.cluster import Cluster
 from argosy.protocol.trainer import SumsTimed, TimeSums
 from argosy.running.control.costs import Link
-from argosy.running.control.measuring import Measuring
+from argosy.running.control.measuring import CostTable
 from argosy.settings import Settings
 
-__all__ = ["Timing", "measuring_of_run"]
+__all__ = ["AllReduceTiming", "make_cost_table"]
 
 MOST_RANKS = 4
 """Largest number of devices that is measured; costs of larger groups are extrapolated (FLEET's Equation 5)."""
 
 
-def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> Measuring:
+def make_cost_table(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> CostTable:
     """Return what a run measures of its members: shards too, if there are devices to split them over."""
     devices = len(cluster.devices)
     unsplit = _why_unsplit(settings, side_by_side=side_by_side) if devices > 1 else ""
     groups = 1 if unsplit else min(devices, MOST_RANKS)
     exact = settings.numerics == "exact"
-    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, exact=exact)
+    return CostTable(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, exact=exact)
 
 
 def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
@@ -33,7 +33,7 @@ def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
     return ""
 
 
-class Timing:
+class AllReduceTiming:
     """Lets trainers time all-reduces over their group."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ by itself. An idle device may still get a block, from a feeder that prepares it,
 
 from collections.abc import Collection, Mapping, Sequence
 
-from argosy.running.control.hangs import Still
+from argosy.running.control.hangs import UnchangedSince
 from argosy.stream.heartbeat import Sign
 
 __all__ = ["Devices", "Standstills"]
@@ -26,7 +26,7 @@ class Standstills:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._still: dict[Devices, Still[Marks]] = {}
+        self._still: dict[Devices, UnchangedSince[Marks]] = {}
 
     def observe(
         self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown
@@ -38,22 +38,22 @@ class Standstills:
         before, self._still = self._still, {}
         found = []
         for devices, workers in together.items():
-            still = self._compare(now, before.get(devices), _marks(devices, workers, shown))
+            still = self._compare(now, before.get(devices), _progress_marks(devices, workers, shown))
             if still is not None and still.seconds >= self.seconds:
-                found.append((devices, f"no progress for {still.seconds:.0f} s: {_words(devices, shown)}"))
+                found.append((devices, f"no progress for {still.seconds:.0f} s: {_describe(devices, shown)}"))
             elif still is not None:
                 self._still[devices] = still
         return found
 
-    def _compare(self, now: float, still: Still[Marks] | None, marks: Marks) -> Still[Marks] | None:
+    def _compare(self, now: float, still: UnchangedSince[Marks] | None, marks: Marks) -> UnchangedSince[Marks] | None:
         if marks and (still is None or still.shown != marks):
-            return Still(marks, now)
+            return UnchangedSince(marks, now)
         if still is not None:
-            still.again(now, self.seconds if marks else 0.0)
+            still.observe_again(now, self.seconds if marks else 0.0)
         return still
 
 
-def _marks(devices: Devices, workers: Collection[str], shown: Shown) -> Marks:
+def _progress_marks(devices: Devices, workers: Collection[str], shown: Shown) -> Marks:
     """Return signs that change with any progress; empty if a device may be about to make progress."""
     signs = [shown[device][0] for device in devices]
     if not any(sign.waits for sign in signs):
@@ -65,5 +65,5 @@ def _marks(devices: Devices, workers: Collection[str], shown: Shown) -> Marks:
     return tuple(sign.doing if sign.waits else sign.beat for sign in signs)
 
 
-def _words(devices: Devices, shown: Shown) -> str:
+def _describe(devices: Devices, shown: Shown) -> str:
     return "; ".join(f"{device} {shown[device][0].doing or 'with nothing to do'}" for device in devices)

@@ -13,18 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from argosy.ensembling.select import Losses, bagged, chosen, of_errors, of_probabilities
+from argosy.ensembling.select import Losses, bagged_weights, greedy_weights, mean_squared_error, negative_log_likelihood
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, SectionEnded
-from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.directory.answer_file import AnswerFile, answers_of
+from argosy.running.directory.answer_file import AnswerFile, parse_answers
 from argosy.stopping import EnsemblePlateau
 from argosy.stream.order import permutation
 from argosy.study import Member, Study
-from argosy.training.member.answers import kind_of
+from argosy.training.member.answers import answer_kind
 
-__all__ = ["Standing", "Steering", "decided"]
+__all__ = ["EnsembleState", "EnsembleJudge", "select_ensemble"]
 
 FILE = "answers.bin"
 APART = 2**32 - 1
@@ -33,7 +33,7 @@ AHEAD = 1.5
 """How far a member's loss is extrapolated, as a multiple of the sections that it has trained."""
 
 
-class Standing:
+class EnsembleState:
     """State after all decisions so far: a fold of `EnsembleChosen` events under one rule."""
 
     def __init__(self, rule: EnsemblePlateau) -> None:
@@ -83,21 +83,21 @@ class Standing:
         return self.over is not None or member in self.dropped
 
 
-class Steering:
+class EnsembleJudge:
     """The `Judge` of a study with an ensemble."""
 
     def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
         self.seed: int = study.seed
         self.rule = rule
-        self._kind = kind_of(study.members[0])
+        self._kind = answer_kind(study.members[0])
         self.check(study.members)
-        self._losses: Losses = of_probabilities if self._kind == "classes" else of_errors
-        self._standing = Standing(rule)
+        self._losses: Losses = negative_log_likelihood if self._kind == "classes" else mean_squared_error
+        self._standing = EnsembleState(rule)
         self._file = AnswerFile(directory / FILE)
         self._answers: dict[tuple[str, int], npt.NDArray[np.float32]] = {}
         self._alone: dict[tuple[str, int], float] = {}
         """Loss of each member alone in each of its best sections so far, on the samples that ensembles are selected on."""
-        self._know(self._file.read())
+        self._add_answers(self._file.read())
 
     def close(self) -> None:
         """Close the file."""
@@ -106,7 +106,7 @@ class Steering:
     def check(self, members: Iterable[Member]) -> None:
         """Raise StudyError for members that cannot be combined with those of the study."""
         for member in members:
-            if self._kind is None or kind_of(member) != self._kind:
+            if self._kind is None or answer_kind(member) != self._kind:
                 raise StudyError(
                     f"member {member.name!r}: Study.ensemble combines members that all predict classes, under "
                     "cross-entropy, or all predict numbers, under a loss such as nn.MSELoss(). Give all members "
@@ -123,12 +123,12 @@ class Steering:
             if event.member in answers
         ]
         self._file.append(found)
-        self._know({(name, section): answers_of(each, told) for name, section, each, told in found})
+        self._add_answers({(name, section): parse_answers(each, told) for name, section, each, told in found})
 
-    def _know(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
+    def _add_answers(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
         self._answers.update(answers)
         for at, told in answers.items():
-            on = _chosen_on(len(told), self.rule.holdout, self.seed)
+            on = _selection_mask(len(told), self.rule.holdout, self.seed)
             self._alone[at] = float(self._losses(torch.tensor(told, dtype=torch.float64)[None, on]))
 
     def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
@@ -138,12 +138,12 @@ class Steering:
         here = [state.member(name) for name in study.names]
         if self._standing.over is not None or not any(len(one.sections) >= section for one in here):
             return None
-        if any(len(one.sections) < section and one.status not in OVER for one in here):
+        if any(len(one.sections) < section and one.status not in FINAL_STATUSES for one in here):
             return None
-        best = {one.name: _best(one, section) for one in here if one.status not in WRONG}
+        best = {one.name: _best(one, section) for one in here if one.status not in FAILED_STATUSES}
         terms = {name: self._answers[name, at] for name, at in best.items() if (name, at) in self._answers}
         self._answers = {(name, at): told for (name, at), told in self._answers.items() if at >= best.get(name, 0)}
-        return decided(
+        return select_ensemble(
             section, terms, self._expected(section, here), self._losses, holdout=self.rule.holdout, seed=self.seed
         )
 
@@ -154,7 +154,7 @@ class Steering:
         for one in members:
             now, then = (self._alone.get((one.name, _best(one, at))) for at in (section, section - back))
             if back and now is not None and then is not None:
-                found[one.name] = extrapolated(now, then, section=section, back=back)
+                found[one.name] = extrapolate_loss(now, then, section=section, back=back)
         return found
 
     # ---- the judge
@@ -180,7 +180,7 @@ def _best(member: MemberState, section: int) -> int:
     return next((number for number in range(len(rows), 0, -1) if rows[number - 1].best), 0)
 
 
-def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
+def extrapolate_loss(now: float, then: float, *, section: int, back: int) -> float:
     """Return the loss `AHEAD` times `section` further sections from now, if it keeps falling by the same power of the number of sections as
     over the last `back` sections, before which it was `then`."""
     if not then:
@@ -189,14 +189,14 @@ def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
     return float(now * min(now / then, 1.0) ** further)
 
 
-def _chosen_on(rows: int, holdout: float, seed: int) -> Tensor:
+def _selection_mask(rows: int, holdout: float, seed: int) -> Tensor:
     """Return a mask of the samples that ensembles are selected on."""
     on = torch.ones(rows, dtype=torch.bool)
     on[torch.from_numpy(permutation(seed, APART, rows)[: int(rows * holdout)])] = False
     return on
 
 
-def decided(
+def select_ensemble(
     section: int,
     terms: Mapping[str, npt.NDArray[np.float32]],
     expected: Mapping[str, float],
@@ -216,9 +216,9 @@ def decided(
     if not finite:
         return EnsembleChosen(section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=None, held_out=None)
     terms_MNK = torch.from_numpy(np.stack([*finite.values()])).double()
-    on = _chosen_on(shape[0], holdout, seed)
-    weights = chosen(terms_MNK[:, on], losses)
-    names, halves = [*finite], bagged(terms_MNK[:, on], losses, seed + section)
+    on = _selection_mask(shape[0], holdout, seed)
+    weights = greedy_weights(terms_MNK[:, on], losses)
+    names, halves = [*finite], bagged_weights(terms_MNK[:, on], losses, seed + section)
     weights_M = torch.tensor(weights, dtype=torch.float64)
     reach = float(weights_M @ losses(terms_MNK[:, on]))
     mean_1NK = torch.einsum("m,mnk->nk", weights_M, terms_MNK)[None]

@@ -24,28 +24,28 @@ class Tolerance:
 
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
-        self.fixed: str = FIXED_SEARCH if of_search else FIXED
+        self.advice: str = FIXED_SEARCH if of_search else FIXED
         self._reasons: dict[str, str] = {}
         """Reasons of failures by member, in a search by trial."""
         self._losses = 0
         self._of_nodes: Counter[str] = Counter()
 
-    def gained(self) -> None:
+    def reset_losses(self) -> None:
         """Reset the losses: a member finished a section, or ended as their cause."""
         self._losses = 0
         self._of_nodes.clear()
 
-    def member_failed(self, member: str, reason: str, *, trial: str, any_section: bool) -> None:
+    def count_member_failure(self, member: str, reason: str, *, trial: str, any_section: bool) -> None:
         """Raise MemberError if the first members have all failed for the same reason; the members of a `trial` count as one."""
         self._reasons[trial] = _cause(member, reason)
         alike = len({*self._reasons.values()}) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
                 f"the first {EQUAL_FAILURES} members failed in the same way, so the study "
-                f"stops:\n{reason.rstrip()}\n{self.fixed}"
+                f"stops:\n{reason.rstrip()}\n{self.advice}"
             )
 
-    def worker_lost(self, worker: str, detail: str) -> None:
+    def count_worker_loss(self, worker: str, detail: str) -> None:
         """Raise WorkerError if the run makes no more progress."""
         self._losses += 1
         if self._losses > LOSSES:
@@ -54,7 +54,7 @@ class Tolerance:
                 f"See {self.logs}. The same command resumes from the checkpoints."
             )
 
-    def gives_up(self, node: str) -> bool:
+    def count_node_loss(self, node: str) -> bool:
         """Return whether this loss of a node's feeder was one too many."""
         self._of_nodes[node] += 1
         return self._of_nodes[node] == NODE_LOSSES

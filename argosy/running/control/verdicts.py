@@ -16,7 +16,7 @@ from argosy.protocol.events import Cloned, Event, Proposed
 from argosy.results.fold import RunState
 from argosy.study import Member, Study
 
-__all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "Rules", "Verdict", "judge"]
+__all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "StoppingRules", "Verdict", "combine_verdicts"]
 
 
 class Fate(IntEnum):
@@ -88,7 +88,7 @@ class Bringer(Protocol):
         """Return whether more members will come, at the latest when all present ones have ended; the run is not done before."""
 
 
-class Rules:
+class StoppingRules:
     """The study's stopping rules, which depend on a member's own history alone."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
@@ -104,7 +104,7 @@ class Rules:
         return ()
 
 
-def judge(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:
+def combine_verdicts(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:
     """Combine the verdicts of all judges: the highest fate, and the sections that all of them are certain of."""
     verdicts = [one.verdict(member, state, study) for one in judges]
     gravest = max(verdicts, key=lambda verdict: verdict.fate)

@@ -14,7 +14,7 @@ from argosy.stream.heartbeat import Sign
 from argosy.stream.sharing import PIPELINES
 from argosy.study import Member
 
-__all__ = ["Feeding", "Feeder", "WorkerPool"]
+__all__ = ["FedLeg", "Feeder", "WorkerPool"]
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Feeder:
     """Key of the team with which it exchanges blocks."""
 
 
-class Feeding(NamedTuple):
+class FedLeg(NamedTuple):
     """A leg that feeders prepare."""
 
     team: Sequence[Feeder]
@@ -64,11 +64,11 @@ class WorkerPool:
         return tuple(self.node_of)
 
     @property
-    def workers_known(self) -> tuple[str, ...]:
+    def all_workers(self) -> tuple[str, ...]:
         """Every worker."""
         return (*self.feeders, *self.node_of)
 
-    def knows(self, worker: str) -> bool:
+    def has_worker(self, worker: str) -> bool:
         """Return whether a worker belongs to the run; workers of abandoned nodes do not."""
         return worker in self.feeders or worker in self.node_of
 
@@ -143,7 +143,7 @@ class WorkerPool:
                 feeder.readers.add(device)
                 self.workers.send(device, Attach(feeder=feeder.name))
 
-    def allow(self, feeders: Iterable[str], credit: Credit) -> None:
+    def give_credit(self, feeders: Iterable[str], credit: Credit) -> None:
         """Give feeders credit, each for the readers of its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             assignments = {
@@ -179,7 +179,7 @@ class WorkerPool:
             for rank in range(nodes)
         ]
 
-    def rest(self, feeders: Iterable[str]) -> None:
+    def stop_feeding(self, feeders: Iterable[str]) -> None:
         """Let feeders stop preparing; lost ones are skipped."""
         for feeder in feeders:
             if feeder in self.feeders:
@@ -199,7 +199,7 @@ class WorkerPool:
         for known in self.known.values():
             known.difference_update(names)
 
-    def lost(self, worker: str) -> None:
+    def handle_lost(self, worker: str) -> None:
         """Handle a lost worker: forget a feeder, restart a trainer."""
         if worker in self.feeders:
             # The feeders that it exchanged blocks with will report its loss again.
@@ -227,9 +227,9 @@ class WorkerPool:
         del self._feeder_counts[node]
         return gone
 
-    def farewell(self, seconds: float) -> Iterator[tuple[str, Any]]:
+    def exit_workers(self, seconds: float) -> Iterator[tuple[str, Any]]:
         """Ask every worker to exit, and yield their last messages until all have exited or the time is over."""
-        asked = self.workers_known if self.feeders else ()
+        asked = self.all_workers if self.feeders else ()
         remaining = set(asked)
         for worker in asked:
             self.workers.send(worker, Exit())

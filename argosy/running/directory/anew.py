@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from argosy.errors import RunError
-from argosy.errors.spelling import listed, meant
+from argosy.errors.spelling import did_you_mean, format_names
 from argosy.protocol.events import BeganAnew
 from argosy.results.fold import MemberState, RunState
-from argosy.running.directory.journal import Lock, own_directory
+from argosy.running.directory.journal import Lock, make_own_directory
 from argosy.study import Study
 
-__all__ = ["begin_anew", "keep_aside", "set_aside"]
+__all__ = ["make_began_anew", "set_members_aside", "set_run_aside"]
 
 
-def set_aside(directory: Path) -> Path | None:
+def set_run_aside(directory: Path) -> Path | None:
     """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …; returns the new path.
 
     Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed.
@@ -28,9 +28,9 @@ def set_aside(directory: Path) -> Path | None:
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return None
-    own_directory(directory)
+    make_own_directory(directory)
     with contextlib.suppress(FileNotFoundError), Lock(directory / "run.lock"):
-        place = _free(directory)
+        place = _free_name(directory)
         if journal.exists():  # another command may have moved it meanwhile
             try:
                 directory.rename(place)
@@ -43,13 +43,13 @@ def set_aside(directory: Path) -> Path | None:
     return None
 
 
-def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
+def make_began_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
     """Return the event to journal before these members begin anew; None if none of them has begun. Raises RunError."""
     known = dict.fromkeys([*study.names, *state.members])
     for name in names:
         if name not in known:
             raise RunError(
-                f"the run has no member {name!r}{meant(name, known)} to start over; choose one of {listed(known)}."
+                f"the run has no member {name!r}{did_you_mean(name, known)} to start over; choose one of {format_names(known)}."
             )
         if name in state.members and state.members[name].inherited is not None:
             raise RunError(
@@ -57,11 +57,11 @@ def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: P
                 "so it cannot start over. Clone the original again, under another name."
             )
     begun = [name for name in dict.fromkeys(names) if name in state.members]
-    places = {name: str(_free(directory / "members.old" / name, old="").relative_to(directory)) for name in begun}
+    places = {name: str(_free_name(directory / "members.old" / name, old="").relative_to(directory)) for name in begun}
     return BeganAnew(members=places) if places else None
 
 
-def keep_aside(states: Iterable[MemberState], directory: Path) -> None:
+def set_members_aside(states: Iterable[MemberState], directory: Path) -> None:
     """Move the folders of members that begin anew and have not trained since."""
     for state in states:
         folder = directory / "members" / state.name
@@ -71,7 +71,7 @@ def keep_aside(states: Iterable[MemberState], directory: Path) -> None:
         folder.rename(directory / state.aside)
 
 
-def _free(path: Path, old: str = ".old") -> Path:
+def _free_name(path: Path, old: str = ".old") -> Path:
     number = 1
     while (place := path.with_name(f"{path.name}{old}-{number}")).exists():
         number += 1

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from argosy.disk.files import append_descriptor, append_flushed, opened
-from argosy.disk.json_values import Name, Positive, conforming, parsed
+from argosy.disk.files import append_flushed, open_append_descriptor, open_plain
+from argosy.disk.json_values import Name, Positive, convert, parse_json
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 
-__all__ = ["AnswerFile", "Record", "answers_of"]
+__all__ = ["AnswerFile", "Record", "parse_answers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +38,11 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = append_descriptor(path)
+        self._descriptor = open_append_descriptor(path)
 
     def read(self) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
         """Return all answers ``[samples, each]`` by (member, section); of duplicates, the last. Raises RunError for a file of another format."""
-        with opened(self.path) as file:
+        with open_plain(self.path) as file:
             content = file.read()
         found, at = {}, 0
         while (end := content.find(b"\n", at)) >= 0:
@@ -50,7 +50,7 @@ class AnswerFile:
             last = end + 1 + head.bytes
             if last > len(content):
                 break
-            found[head.member, head.section] = answers_of(head.each, content[end + 1 : last])
+            found[head.member, head.section] = parse_answers(head.each, content[end + 1 : last])
             at = last
         os.ftruncate(self._descriptor, at)
         return found
@@ -68,7 +68,7 @@ class AnswerFile:
 
     def _head(self, line: bytes) -> Record:
         try:
-            head: Record = conforming(parsed(line.decode()), Record, "the header of a section's answers", set())
+            head: Record = convert(parse_json(line.decode()), Record, "the header of a section's answers", set())
             if head.bytes % (4 * head.each):
                 raise ValueError(f"{head.bytes} bytes do not divide into rows of {head.each} float32")
         except ValueError as error:
@@ -79,7 +79,7 @@ class AnswerFile:
         return head
 
 
-def answers_of(each: int, content: bytes) -> npt.NDArray[np.float32]:
+def parse_answers(each: int, content: bytes) -> npt.NDArray[np.float32]:
     """Return answers ``[samples, each]`` from their bytes."""
     return np.frombuffer(content, np.float32).reshape(-1, each)
 

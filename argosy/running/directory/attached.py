@@ -8,13 +8,13 @@ from typing import Any
 
 from argosy.disk.files import user_path
 from argosy.errors import RefusedError, StudyError
-from argosy.errors.checks import shown
+from argosy.errors.checks import describe_value
 from argosy.errors.spelling import known_keywords, known_names
 from argosy.protocol.events import REFUSED
 from argosy.results.report import Report
-from argosy.running.directory.inbox import tell
-from argosy.running.directory.journal import at_work, read_journal, wait_for_end, wait_for_section
-from argosy.running.directory.loading import load
+from argosy.running.directory.inbox import send_commands
+from argosy.running.directory.journal import has_driver, read_journal, wait_for_end, wait_for_section
+from argosy.running.directory.loading import load_report
 
 __all__ = ["AttachedRun", "attach"]
 
@@ -31,7 +31,7 @@ class AttachedRun:
 
     def status(self) -> Report:
         """Return the current report of the run, without Optuna's study and without networks to load."""
-        return load(self.directory)
+        return load_report(self.directory)
 
     def add(self, study_file: str | Path) -> str:
         """Add the members of a study file that the run does not have yet, and return the answer.
@@ -63,7 +63,7 @@ class AttachedRun:
         for key, value in values.items():
             if not isinstance(value, bool | int | float | str) or value in (math.inf, -math.inf) or value != value:
                 raise StudyError(
-                    f"clone {name!r}: {key} is {shown(value)}; it must be a finite number, a string, True or False."
+                    f"clone {name!r}: {key} is {describe_value(value)}; it must be a finite number, a string, True or False."
                 )
         (answer,) = self._ask({"command": "clone", "member": member, "name": name, "set": values, "warm": warm})
         return answer
@@ -75,7 +75,7 @@ class AttachedRun:
 
     def _ask(self, *commands: dict[str, Any]) -> list[str]:
         """Return the answers to the commands, in order; raises RefusedError if one is a refusal."""
-        answers = tell(self.directory, *commands)
+        answers = send_commands(self.directory, *commands)
         refused = [answer.removeprefix(REFUSED) for answer in answers if answer.startswith(REFUSED)]
         if refused:
             error = RefusedError(" ".join(refused))
@@ -88,6 +88,6 @@ class AttachedRun:
 def attach(directory: str | Path) -> AttachedRun:
     """Return the run in a directory, to request changes while it continues; raises RunError if there is none."""
     directory = user_path(directory)
-    if not at_work(directory):  # a driver that has just started has no journal yet
+    if not has_driver(directory):  # a driver that has just started has no journal yet
         read_journal(directory)
     return AttachedRun(directory=directory)

@@ -11,7 +11,7 @@ import numpy as np
 from argosy.errors import RunError
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
-from argosy.running.directory.study_json import found_study
+from argosy.running.directory.study_json import read_study
 from argosy.stream.order import Digest, Indices, Selection, split_order, used_elements, window_elements
 from argosy.stream.schedule import section_stop
 
@@ -24,7 +24,7 @@ EPOCHS = 2**32
 def audit(directory: Path) -> list[str]:
     """Return all errors in a run's record; empty if each member saw its samples exactly once per epoch."""
     state = RunState.of(read_journal(directory))
-    summary = found_study(directory)
+    summary = read_study(directory)
     if summary is None:
         raise RunError(
             f"{directory} has no study.json: the run ended before anything was trained. Run the same command again."

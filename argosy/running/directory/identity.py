@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import appending
+from argosy.disk.files import open_append
 from argosy.errors import RunError
 from argosy.results.fold import MemberState
 from argosy.running.directory.study_json import (
     MEMBER_FIELDS,
     NEWCOMERS,
     describe,
-    found_study,
-    functions,
+    functions_of,
+    read_study,
     summarize,
     write_json,
 )
-from argosy.stream.code_digest import Code, Reading
+from argosy.stream.code_digest import Code, ValueDigest
 from argosy.study import FACTORIES, Member, Study
 from argosy.training.device.process_state import ProcessState
 
@@ -58,13 +58,13 @@ class Identity:
         self._failed = {name for name, state in members.items() if state.status == "failed"}
         """Members that failed; their code may have been fixed."""
         self._code = Code()
-        self._readings: dict[str, dict[str, Reading]] = {}
+        self._readings: dict[str, dict[str, ValueDigest]] = {}
         """By member, "" for the study. Read once, because running code may change the objects that it refers to."""
 
     @functools.cached_property
     def found(self) -> dict[str, Any] | None:
         """Return ``study.json`` of the earlier driver."""
-        return found_study(self.directory)
+        return read_study(self.directory)
 
     def check(self, study: Study, **known: Any) -> None:
         """Raise RunError with all differences from the earlier study that can be seen from what is `known` so far."""
@@ -76,19 +76,19 @@ class Identity:
         here = self._summary(study, **known)
         self._check(here)
         if self.found is not None:
-            self._keep(self.found, here)
+            self._merge_earlier(self.found, here)
         write_json(self.directory / "study.json", here)
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
-    def leave_out(self, study: Study) -> None:
+    def update_left_out(self, study: Study) -> None:
         """Rewrite the members of a run with nothing to train, if its study has lost members or got them back."""
         found = self.found
         if found is not None and any((name in study.names) == _left_out(one) for name, one in found["members"].items()):
             here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
-            self._keep(found, here)
+            self._merge_earlier(found, here)
             write_json(self.directory / "study.json", here)
 
-    def _keep(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
+    def _merge_earlier(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
         """Copy into `here` what this study lacks: members that have begun and were left out, and earlier metrics."""
         for name, there in found["members"].items():
             if name not in here["members"]:
@@ -109,7 +109,7 @@ class Identity:
         """Append added members to a file beside ``study.json``, because rewriting it for each of thousands would be slow."""
         here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
         line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
-        with appending(self.directory / NEWCOMERS) as file:
+        with open_append(self.directory / NEWCOMERS) as file:
             file.write(f"{line}\n".encode())
             os.fsync(file.fileno())
 
@@ -124,16 +124,16 @@ class Identity:
             del self._readings[member.name]  # another member will get this name
         return equal
 
-    def of_networks(self, study: Study) -> dict[str, list[str]]:
+    def changed_networks(self, study: Study) -> dict[str, list[str]]:
         """Return by member, in words, what is known to have changed in its network since its weights were trained. Call this before
         building a network, which may change what its factory refers to."""
         there, here = {} if self.found is None else self.found["members"], self._summary(study)["members"]
         return {
-            name: list(self._other_code(name, there[name], here[name], ["model"])) for name in here if name in there
+            name: list(self._code_changes(name, there[name], here[name], ["model"])) for name in here if name in there
         }
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
-        code = self._read(member.name, functions(member))
+        code = self._read(member.name, functions_of(member))
         return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
     def _check(self, here: Mapping[str, Any]) -> None:
@@ -142,12 +142,12 @@ class Identity:
         changed = self._changed_members(self.found, here)
         of_study = list(self._differences(self.found, here))
         if of_study or changed:
-            lines = [*of_study, *(_named(names) + change for change, names in changed.items())]
+            lines = [*of_study, *(_format_members(names) + change for change, names in changed.items())]
             names = dict.fromkeys(itertools.chain.from_iterable(changed.values()))
             anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
             raise RunError(
                 f"{self.directory} holds the run of a different study:\n  " + "\n  ".join(lines) + "\n"
-                f"Undo the change, or choose another directory. {_ways_on(list(names) if anew else [], self.directory)}"
+                f"Undo the change, or choose another directory. {_advice(list(names) if anew else [], self.directory)}"
             )
 
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Identity:
         of_data = {"on_device": study.data.on_device, "then": study.data.then}
         here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", of_data)}
         for member in study.members:
-            here["members"][member.name]["code"] = self._read(member.name, functions(member))
+            here["members"][member.name]["code"] = self._read(member.name, functions_of(member))
         readings = (self._readings[owner].values() for owner in ("", *study.names))
         parts = {part for found in readings for reading in found for part in reading.parts}
         for name, digest in sorted(parts):
@@ -173,12 +173,12 @@ class Identity:
 
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """Yield the differences that concern all members, in words."""
-        yield from _other_values(found, here, IDENTITY)
-        yield from _other_values(found["process"], here["process"], here["process"])
+        yield from _value_changes(found, here, IDENTITY)
+        yield from _value_changes(found["process"], here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
                 yield f"{split}: its samples or labels have changed"
-        yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device", "then")))
+        yield from (f"Data.{change}" for change in self._code_changes("", found, here, ("on_device", "then")))
 
     def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return names of members by what has changed in them.
@@ -191,35 +191,35 @@ class Identity:
         changed: dict[str, list[str]] = {}
         for name, there in begun.items():
             if name in here["members"]:
-                for change in self._of_member(name, there, here["members"][name]):
+                for change in self._member_changes(name, there, here["members"][name]):
                     changed.setdefault(change, []).append(name)
         return changed
 
-    def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    def _member_changes(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """Yield what has changed in a member.
 
         Metrics may come and go and do not affect weights; only metrics in both studies are compared.
         """
         fields = [*FACTORIES, *(key for key in _metrics(there) if key in here)]
-        yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
-        yield from (f", {change}" for change in self._other_code(name, there, here, fields))
+        yield from (f", {change}" for change in _value_changes(there, here, MEMBER_IDENTITY))
+        yield from (f", {change}" for change in self._code_changes(name, there, here, fields))
 
-    def _other_code(
+    def _code_changes(
         self, owner: str, there: Mapping[str, Any], here: Mapping[str, Any], fields: Iterable[str]
     ) -> Iterator[str]:
         """Yield what has changed in each function: its name, its bound values, or what it computes."""
         for field in fields:
             before, now = there.get(field), here.get(field)
-            bound = list(_other_bindings(field, there, here))
-            if _bare(before) != _bare(now):
+            bound = list(_binding_changes(field, there, here))
+            if _bare_name(before) != _bare_name(now):
                 # The file's name does not matter: it may be run as a script.
-                yield f"{field}: was {_short(before)}, is now {_short(now)}"
+                yield f"{field}: was {_format_value(before)}, is now {_format_value(now)}"
             elif bound:
                 yield from bound
             elif now is not None and owner not in self._failed and there["code"].get(field):
                 yield from self._changed_code(field, there["code"][field], self._readings[owner][field])
 
-    def _changed_code(self, field: str, before: str, now: Reading) -> Iterator[str]:
+    def _changed_code(self, field: str, before: str, now: ValueDigest) -> Iterator[str]:
         assert self.found is not None
         found = self.found["code"]
         if before != now.digest and found["version"] == Code.VERSION:
@@ -228,7 +228,7 @@ class Identity:
             yield f"{field}: {what} changed since the run began"
 
 
-def _ways_on(changed: Sequence[str], directory: Path) -> str:
+def _advice(changed: Sequence[str], directory: Path) -> str:
     """Return how the user can still train in the directory, given the members that have changed."""
     everything = f"fresh=True (--fresh) trains everything again and keeps the old files in {directory.name}.old-1, or with the next number."
     if not changed:
@@ -251,10 +251,10 @@ def _left_out(described: Mapping[str, Any]) -> bool:
     return bool(described.get("left_out"))
 
 
-def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+def _value_changes(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         if _differ(there, here, key):
-            yield f"{key}: was {_short(there[key])}, is now {_short(here[key])}"
+            yield f"{key}: was {_format_value(there[key])}, is now {_format_value(here[key])}"
 
 
 def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
@@ -263,25 +263,25 @@ def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool
     return not unknown and bool(there[key] != here[key])
 
 
-def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def _binding_changes(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """Yield changed hyper-parameters of a function; the data's function has none."""
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
     for key in dict.fromkeys([*before, *now]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
-            yield f"{_short(key)}: was {_short(before.get(key))}, is now {_short(now.get(key))}"
+            yield f"{_format_value(key)}: was {_format_value(before.get(key))}, is now {_format_value(now.get(key))}"
 
 
-def _named(names: Collection[str]) -> str:
+def _format_members(names: Collection[str]) -> str:
     first, rest = ", ".join(map(repr, list(names)[:MOST_NAMED])), len(names) - MOST_NAMED
     return f"{'member' if len(names) == 1 else 'members'} {first}{f' and {rest} more' if rest > 0 else ''}"
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else repr(value)
     count = f" ({len(value)} in all)" if isinstance(value, list) else ""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…{count}"
 
 
-def _bare(spelled: str | None) -> str | None:
+def _bare_name(spelled: str | None) -> str | None:
     """Return the name of a function without its file and bound values."""
     return spelled.partition("(")[0].rpartition(":")[2] if isinstance(spelled, str) else None

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import check_directory, lines_of, make_folder, own_text, replacing
-from argosy.disk.json_values import parsed
+from argosy.disk.files import check_directory, make_folder, read_lines, read_own_text, replacing
+from argosy.disk.json_values import parse_json
 from argosy.errors import RunError
 from argosy.results.fold import RunState
-from argosy.running.directory.journal import at_work, read_journal
+from argosy.running.directory.journal import has_driver, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 
-__all__ = ["Inbox", "leave", "tell"]
+__all__ = ["Inbox", "write_command", "send_commands"]
 
 POLL_SECONDS = 0.1
 ANSWER_SECONDS = 0.05
@@ -43,7 +43,7 @@ class Inbox:
         if not names or not self._is_own():
             return []
         self.answered.update(names)
-        return [(name, _command_in(self.folder / name)) for name in names]
+        return [(name, _read_command(self.folder / name)) for name in names]
 
     def _is_own(self) -> bool:
         """Return whether the folder belongs to this user alone.
@@ -57,32 +57,32 @@ class Inbox:
         return True
 
 
-def _command_in(path: Path) -> dict[str, Any]:
+def _read_command(path: Path) -> dict[str, Any]:
     """Return a file's command; an unknown command if it is not a plain file of this user with a JSON object."""
     try:
-        found = parsed(own_text(path))
+        found = parse_json(read_own_text(path))
     except (OSError, ValueError, RunError) as error:
         found = str(error)
     return found if isinstance(found, dict) else {"command": found}
 
 
-def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
+def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
     """Leave commands for the driver of a run, and wait for its answers.
 
     Raises RunError if there is no driver, or if it ends before it has answered all: then no command is left behind.
     """
     ended = RunState.of(read_journal(directory)).ended
-    if not at_work(directory):
+    if not has_driver(directory):
         how = f"has ended ({ended.status})" if ended is not None else "was interrupted and has no driver"
         raise RunError(f"the run in {directory} {how}. Start it again before you send it a request.")
     check_directory(directory)  # otherwise its driver ignores the commands
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
-    names = [leave(directory, command) for command in commands]
+    names = [write_command(directory, command) for command in commands]
     while True:
         # A driver that is gone at the first of these two checks has written all its answers before the second.
-        working = at_work(directory)
-        answers = _answers_in(journal, start)
+        working = has_driver(directory)
+        answers = _read_answers(journal, start)
         if all(name in answers for name in names):
             return [answers[name] for name in names]
         if not working:
@@ -98,13 +98,13 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
         time.sleep(ANSWER_SECONDS)
 
 
-def _answers_in(journal: Path, start: int) -> dict[str, str]:
+def _read_answers(journal: Path, start: int) -> dict[str, str]:
     """Return the answers by command, from the part of a journal that begins at byte `start`."""
-    values = (json.loads(line) for line in lines_of(journal, start) if line.startswith(b'{"event": "Answered"'))
+    values = (json.loads(line) for line in read_lines(journal, start) if line.startswith(b'{"event": "Answered"'))
     return {value["file"]: value["answer"] for value in values}
 
 
-def leave(directory: Path, command: dict[str, Any]) -> str:
+def write_command(directory: Path, command: dict[str, Any]) -> str:
     """Leave a command for the run's driver, or its next one; returns the name of its file.
 
     A study file is copied with it, because users may edit theirs later.

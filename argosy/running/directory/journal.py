@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import append_descriptor, append_flushed, check_directory, lines_of, opened
-from argosy.disk.json_values import conforming, parsed
+from argosy.disk.files import append_flushed, check_directory, open_append_descriptor, open_plain, read_lines
+from argosy.disk.json_values import convert, parse_json
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 from argosy.protocol.events import Event, Fed, NodeCame, Passed, RunStarted, SearchBegan, SectionEnded, Used
 from argosy.running.directory.lines import from_line, to_line
 
 __all__ = [
     "Journal",
     "Lock",
-    "at_work",
-    "own_directory",
+    "has_driver",
+    "make_own_directory",
     "read_journal",
     "timeline",
     "wait_for_data",
@@ -37,14 +37,14 @@ __all__ = [
 
 POLL_SECONDS = 0.1
 """Seconds between two checks for new lines."""
-NOTES = (Fed, Passed)
+DEFERRED_EVENTS = (Fed, Passed)
 """Events without consequences: they are written to disk with the next event that something depends on."""
 REPEATED = (SectionEnded,)
 """Events that a run reproduces if they are lost, because it resumes from a checkpoint that was journaled before them. They are written at
 once, for readers, and flushed with the next event that something depends on."""
 NOTE_SECONDS = 1.0
 """Most seconds that notes, and flushes of `REPEATED`, wait for such an event."""
-OF_DRIVERS = (NodeCame, Passed, Used)
+DRIVER_EVENTS = (NodeCame, Passed, Used)
 """Events that concern the driver that started last."""
 MOST_NAMED = 8
 """Most unknown events and fields of a later version that a message names."""
@@ -70,8 +70,8 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
-        self._descriptor = append_descriptor(self.path)
-        os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines_of(self.path)))
+        self._descriptor = open_append_descriptor(self.path)
+        os.ftruncate(self._descriptor, sum(len(line) + 1 for line in read_lines(self.path)))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -81,8 +81,8 @@ class Journal:
         """Add the event as a line, kept until `commit`."""
         now = time.monotonic()
         soon = now + NOTE_SECONDS
-        self._write_by = min(self._write_by, soon if isinstance(event, NOTES) else now)
-        self._flush_by = min(self._flush_by, soon if isinstance(event, (*NOTES, *REPEATED)) else now)
+        self._write_by = min(self._write_by, soon if isinstance(event, DEFERRED_EVENTS) else now)
+        self._flush_by = min(self._flush_by, soon if isinstance(event, (*DEFERRED_EVENTS, *REPEATED)) else now)
         self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
 
     def commit_due(self) -> None:
@@ -106,7 +106,7 @@ class Journal:
         self._write_by, self._flush_by = math.inf, math.inf if flush else self._flush_by
 
 
-def own_directory(directory: Path) -> None:
+def make_own_directory(directory: Path) -> None:
     """Create a run directory for its user alone; raises RunError if that fails or another user may write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,10 +119,10 @@ def own_directory(directory: Path) -> None:
 
 def read_journal(directory: Path) -> list[Event]:
     """Return all events of a run, in order, without a torn last line. Raises RunError for a file that is no journal."""
-    return [event for _, event in _moments(directory)]
+    return [event for _, event in _read_timed(directory)]
 
 
-def _moments(directory: Path) -> list[tuple[float, Event]]:
+def _read_timed(directory: Path) -> list[tuple[float, Event]]:
     """Return (time of writing, event) of a run, in order."""
     path = directory / "journal.jsonl"
     if not path.exists():
@@ -135,28 +135,28 @@ def _moments(directory: Path) -> list[tuple[float, Event]]:
         raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}")
     strange: set[str] = set()
     try:
-        moments = list(_moments_of(path, strange))
+        moments = list(_parse_lines(path, strange))
     except OSError as error:
         raise RunError(
             f"cannot read {path}: {error.strerror}. Pass the directory of a run that you are allowed to read."
         ) from error
     if strange:
-        _say_once(
+        _print_once(
             f"{path} was written by a later version of argosy. This version ignores what it does not know: "
             f"{', '.join(sorted(strange)[:MOST_NAMED])}{' and more' if len(strange) > MOST_NAMED else ''}."
         )
     return [(at, event) for at, event in moments if event is not None]
 
 
-def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | None]]:
+def _parse_lines(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | None]]:
     started = False
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
-            value = parsed(line.decode(), infinite=True)
+            value = parse_json(line.decode(), infinite=True)
             at = _time_of(value)
             event = from_line(value, strange)
             started = started or isinstance(event, RunStarted)
-            if isinstance(event, OF_DRIVERS) and not started:
+            if isinstance(event, DRIVER_EVENTS) and not started:
                 raise ValueError(f"{value['event']} comes before the start of a driver")
         except ValueError as error:
             raise RunError(
@@ -173,28 +173,28 @@ def _time_of(line: Any) -> float:
     """
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("it must be an object with the name of an event")
-    at: float = conforming(line.get("at", 0.0), float, "at")
+    at: float = convert(line.get("at", 0.0), float, "at")
     return at
 
 
 @functools.cache
-def _say_once(sentence: str) -> None:
+def _print_once(sentence: str) -> None:
     """Print a sentence for the user only once, even if the same journal is read again."""
-    print(visible(sentence), file=sys.stderr)
+    print(escape_unprintable(sentence), file=sys.stderr)
 
 
-def at_work(directory: Path) -> bool:
+def has_driver(directory: Path) -> bool:
     """Return whether a driver works on this run.
 
     A process of another host cannot be examined, so any such process that holds the lock counts.
     """
     path = directory / "run.lock"
     try:
-        with opened(path) as file:
+        with open_plain(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         # Processes of a killed driver hold the lock a little longer than the driver lives.
-        return _lives(*_signature(path))
+        return _is_alive(*_signature(path))
     except PermissionError:  # another user's lock; the rest of the directory may be readable
         return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
     except OSError:
@@ -204,13 +204,13 @@ def at_work(directory: Path) -> bool:
 
 def wait_for_data(directory: Path) -> None:
     """Wait until a run's data is open (before that there is nothing to report), or no driver works on it."""
-    while at_work(directory) and not (directory / "study.json").exists():
+    while has_driver(directory) and not (directory / "study.json").exists():
         time.sleep(POLL_SECONDS)
 
 
 def wait_for_end(directory: Path) -> None:
     """Wait until no driver works on a run."""
-    while at_work(directory):
+    while has_driver(directory):
         time.sleep(POLL_SECONDS)
 
 
@@ -218,9 +218,9 @@ def wait_for_section(directory: Path) -> None:
     """Wait until a section of any member ends, or no driver works on the run."""
     path = directory / "journal.jsonl"
     read = path.stat().st_size if path.exists() else 0
-    while at_work(directory):
+    while has_driver(directory):
         if path.exists():
-            lines = list(lines_of(path, read))
+            lines = list(read_lines(path, read))
             read += sum(len(line) + 1 for line in lines)
             if any(line.startswith(ENDS) for line in lines):
                 return
@@ -230,7 +230,7 @@ def wait_for_section(directory: Path) -> None:
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
     """Yield (seconds of drivers' work so far, event) of a run; the time between two drivers does not count."""
     seconds, before, searching = 0.0, None, False
-    for at, event in _moments(directory):
+    for at, event in _read_timed(directory):
         # A search journals its start before its data is open, other runs after that.
         begins = isinstance(event, SearchBegan) or (isinstance(event, RunStarted) and not searching)
         if isinstance(event, SearchBegan | RunStarted):
@@ -256,7 +256,7 @@ class Lock:
     def __enter__(self) -> "Lock":
         there = False
         while not there:
-            self.descriptor = append_descriptor(self.path, 0o600)
+            self.descriptor = open_append_descriptor(self.path, 0o600)
             try:
                 self._wait()
                 # A directory that was moved meanwhile, for example to begin anew, has taken its lock along.
@@ -264,7 +264,7 @@ class Lock:
                     there = os.path.samestat(os.fstat(self.descriptor), self.path.stat())
                 if there:
                     os.ftruncate(self.descriptor, 0)
-                    signature = f"{os.getpid()} {socket.gethostname()} {_begun(os.getpid())}"
+                    signature = f"{os.getpid()} {socket.gethostname()} {_start_time(os.getpid())}"
                     os.pwrite(self.descriptor, signature.encode(), 0)
             except BaseException:
                 os.close(self.descriptor)
@@ -281,13 +281,13 @@ class Lock:
 
     def _wait(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._taken():
+        while not self._try_lock():
             if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
                 self._end_stopped_orphans()
             pid, host, begun = _signature(self.path)
             # The lock may name this process, after an earlier run of its own that has ended; its workers are about to
             # go.
-            another = pid != str(os.getpid()) and _lives(pid, host, begun)
+            another = pid != str(os.getpid()) and _is_alive(pid, host, begun)
             if another or time.monotonic() > deadline:
                 raise RunError(
                     f"{self.path.parent} is in use by process {pid} on {host}. Wait for it, or choose another "
@@ -306,7 +306,7 @@ class Lock:
                 if holds and process.status() == psutil.STATUS_STOPPED:
                     process.kill()
 
-    def _taken(self) -> bool:
+    def _try_lock(self) -> bool:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -321,20 +321,20 @@ class Lock:
 
 def _signature(path: Path) -> tuple[str, str, str]:
     """Return pid, host and start time of the driver that has the lock, or had it last."""
-    with opened(path) as file:
+    with open_plain(path) as file:
         words = file.read(LONGEST_SIGNATURE).decode(errors="replace").split()
     pid, host, begun = [*words, "?", "?", "?"][:3]
     return pid if pid.isascii() and pid.isdecimal() else "?", host, begun
 
 
-def _lives(pid: str, host: str, begun: str) -> bool:
+def _is_alive(pid: str, host: str, begun: str) -> bool:
     """Return whether the driver with this signature lives; one on another host cannot be examined and counts as living."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
-    return pid != "?" and begun == _begun(int(pid))
+    return pid != "?" and begun == _start_time(int(pid))
 
 
-def _begun(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return a process's start time, empty if there is none; it tells a driver from a later process with the same pid.
 
     The time is in ticks since the machine started, so setting the clock does not change it.

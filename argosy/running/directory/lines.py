@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from argosy.disk.json_values import conforming
+from argosy.disk.json_values import convert
 from argosy.protocol.events import Checkpoint, Event
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
 
@@ -37,7 +37,7 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     values = {**line}
     del values["event"]
     values.pop("at", None)
-    event: Event = conforming(values, kind, name, strange)
+    event: Event = convert(values, kind, name, strange)
     return event
 
 

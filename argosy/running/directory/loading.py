@@ -9,19 +9,19 @@ from argosy.errors import RunError
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
 from argosy.results.report import Report
-from argosy.running.directory.journal import at_work, read_journal, timeline
-from argosy.running.directory.study_json import found_study, summarize
+from argosy.running.directory.journal import has_driver, read_journal, timeline
+from argosy.running.directory.study_json import read_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 
-__all__ = ["load", "search_of"]
+__all__ = ["load_report", "search_report_of"]
 
 
-def load(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
+def load_report(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
     """Return the report of a run as `argosy.load` does, read from its directory; if `compares`, check networks against the trained ones."""
     directory = user_path(directory)
-    state, working = RunState.of(read_journal(directory)), at_work(directory)
-    summary = found_study(directory)
+    state, working = RunState.of(read_journal(directory)), has_driver(directory)
+    summary = read_study(directory)
     if summary is None and study is not None:
         # The run ended before its data was open.
         summary = summarize(study)
@@ -39,7 +39,7 @@ def load(directory: str | Path, *, study: Study | None = None, compares: bool = 
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
 
 
-def search_of(found: Report) -> SearchReport | None:
+def search_report_of(found: Report) -> SearchReport | None:
     """Return the report of a search, from its members' report and without Optuna's study; None if it is no search."""
     return SearchReport.of(found, timeline(found.directory), None) if found.is_search else None
 
@@ -48,7 +48,7 @@ def _changed(study: Study, directory: Path) -> dict[str, list[str]]:
     from argosy.running.directory.identity import Identity  # imports torch, which the study has imported already
     from argosy.training.device.process_state import ProcessState
 
-    return Identity(directory, {}, ProcessState.here()).of_networks(study)
+    return Identity(directory, {}, ProcessState.here()).changed_networks(study)
 
 
 def _networks(study: Study | None, state: RunState, directory: Path, changed: Mapping[str, Sequence[str]]) -> Networks:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.errors.wording import visible
+from argosy.errors.wording import escape_unprintable
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.running.directory.lines import to_line
-from argosy.running.directory.loading import load
+from argosy.running.directory.loading import load_report
 
 __all__ = ["Answer", "columns_of", "query"]
 
@@ -44,24 +44,24 @@ class Answer:
 
 def query(directory: Path, sql: str) -> Answer:
     """Return the rows of a SELECT; raises RunError for a statement that SQLite refuses, that writes, or that takes too long."""
-    with contextlib.closing(_opened(directory)) as database:
+    with contextlib.closing(_open_database(directory)) as database:
         # From here on only SELECT statements are allowed, and none that opens a file.
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_BYTES)
         database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         database.set_authorizer(_authorize)
-        return _asked(database, sql)
+        return _run_select(database, sql)
 
 
 def columns_of(directory: Path) -> dict[str, list[str]]:
     """Return the columns of each table; metrics and hyper-parameters have a column each under their own names."""
-    with contextlib.closing(_opened(directory)) as database:
+    with contextlib.closing(_open_database(directory)) as database:
         return {
             table: [column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")] for table in TABLES
         }
 
 
-def _opened(directory: Path) -> sqlite3.Connection:
-    found = load(directory)
+def _open_database(directory: Path) -> sqlite3.Connection:
+    found = load_report(directory)
     database = sqlite3.connect(":memory:")
     for table, rows in zip(TABLES, (found.table(), [*_sections(found)], [*_events(directory)]), strict=True):
         _fill(database, table, rows)
@@ -69,7 +69,7 @@ def _opened(directory: Path) -> sqlite3.Connection:
     return database
 
 
-def _asked(database: sqlite3.Connection, sql: str) -> Answer:
+def _run_select(database: sqlite3.Connection, sql: str) -> Answer:
     deadline = time.monotonic() + SECONDS
     database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
     try:
@@ -80,9 +80,9 @@ def _asked(database: sqlite3.Connection, sql: str) -> Answer:
             raise RunError(
                 f"the query took more than {SECONDS:g} s; ask for fewer rows, or join fewer tables."
             ) from error
-        raise _refused(f"{error}".removesuffix(".")) from error
+        raise _refusal(f"{error}".removesuffix(".")) from error
     if found.description is None:
-        raise _refused("it selects nothing")
+        raise _refusal("it selects nothing")
     if len(rows) > MOST_ROWS:
         raise RunError(f"the query returns more than {MOST_ROWS:,} rows; add a LIMIT, or count or average them in SQL.")
     return Answer(columns=tuple(column for column, *_ in found.description), rows=tuple(map(_printable, rows)))
@@ -93,7 +93,7 @@ def _as_name(part: re.Match[str]) -> str:
     return part[1] or "`{}`".format(part[2].replace('""', '"').replace("`", "``"))
 
 
-def _refused(why: str) -> RunError:
+def _refusal(why: str) -> RunError:
     return RunError(
         f"the query failed: {why}. Pass one SELECT over the tables {', '.join(TABLES)}, with strings in single "
         "quotes; `argosy query DIR --schema` lists their columns."
@@ -129,7 +129,7 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
     for name in (name for row in rows for name in row):
         columns.setdefault(name.casefold(), name)
     names = [*columns.values()] or ["member"]
-    quoted = ", ".join('"{}"'.format(visible(name).replace('"', '""')) for name in names)
+    quoted = ", ".join('"{}"'.format(escape_unprintable(name).replace('"', '""')) for name in names)
     database.execute(f"CREATE TABLE {table} ({quoted})")
     values = ", ".join("?" * len(names))
     database.executemany(

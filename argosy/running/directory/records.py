@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from argosy.cluster import Device
-from argosy.disk.files import appending, replacing
-from argosy.disk.json_values import finite
+from argosy.disk.files import open_append, replacing
+from argosy.disk.json_values import without_infinities
 from argosy.protocol.events import RunStarted, SectionEnded
 from argosy.results.fold import MemberState
 from argosy.running.directory.versions import versions
 from argosy.settings import Settings
 
-__all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
+__all__ = ["Metrics", "make_run_started", "tree_cpu_seconds"]
 
 HOOKS = ("on_end", "on_diverged")
 """Settings that are not written to files, because directories are passed on and a command may contain a secret, for example a webhook's address."""
 
 
-def run_started(
+def make_run_started(
     settings: Settings,
     lengths: Mapping[str, int],
     validations_per_epoch: int,
@@ -72,7 +72,7 @@ class Metrics:
             if written > len(state.sections):
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
-            folder, written_to = self.directory / "members" / name, appending if written else replacing
+            folder, written_to = self.directory / "members" / name, open_append if written else replacing
             if not written:
                 self._columns[name] = _columns(rows)
             columns = self._columns[name]
@@ -82,7 +82,7 @@ class Metrics:
             ]
             lines = {
                 "csv": [",".join(map(str, line)) for line in table],
-                "jsonl": [json.dumps(finite(row)) for row in rows],
+                "jsonl": [json.dumps(without_infinities(row)) for row in rows],
             }
             for kind, of_kind in lines.items():
                 with written_to(folder / f"metrics.{kind}") as file:

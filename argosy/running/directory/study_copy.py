@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import replacing, sum_of
+from argosy.disk.files import replacing, sha256_of
 from argosy.errors import RunError, StudyError
 
 __all__ = ["StudyCopy"]
@@ -28,7 +28,7 @@ class StudyCopy:
             raise StudyError(f"{file} is not a file. Pass a Python file with a variable `study`.")
         with replacing(path, durable=True) as copy:  # once its members are journaled, no run can resume without it
             copy.write(file.read_bytes())
-        return cls(path=path, folder=file.resolve().parent, sha256=sum_of(path))
+        return cls(path=path, folder=file.resolve().parent, sha256=sha256_of(path))
 
     @classmethod
     def of(cls, command: Mapping[str, Any], folder: Path) -> "StudyCopy":
@@ -50,7 +50,7 @@ class StudyCopy:
     def check(self) -> None:
         """Raise RunError if the copy is missing or has changed."""
         try:
-            found = sum_of(self.path)
+            found = sha256_of(self.path)
         except (OSError, ValueError) as error:  # a name that no file can have counts as missing
             raise RunError(f"{self.path}, from which members were added, is missing. Restore it.") from error
         if found != self.sha256:

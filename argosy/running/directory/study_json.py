@@ -7,12 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from argosy.disk.files import lines_of, opened, replacing
-from argosy.disk.json_values import Name, Positive, conforming, parsed
+from argosy.disk.files import open_plain, read_lines, replacing
+from argosy.disk.json_values import Name, Positive, convert, parse_json
 from argosy.errors import RunError
 from argosy.study import FACTORIES, Member, Repetition, Study
 
-__all__ = ["MEMBER_FIELDS", "NEWCOMERS", "describe", "found_study", "functions", "spell", "summarize", "write_json"]
+__all__ = [
+    "MEMBER_FIELDS",
+    "NEWCOMERS",
+    "describe",
+    "read_study",
+    "functions_of",
+    "format_factory",
+    "summarize",
+    "write_json",
+]
 
 MEMBER_FIELDS = (
     "batch_size",
@@ -98,20 +107,20 @@ def summarize(
         "lengths": None if lengths is None else dict(lengths),
         "fingerprint": fingerprints.get("train"),
         "val_fingerprint": fingerprints.get("val"),
-        "on_device": _spell(study.data.on_device),
-        "then": _spell(study.data.then),
+        "on_device": _format_function(study.data.on_device),
+        "then": _format_function(study.data.then),
         "ragged": None if study.data.ragged is None else repr(study.data.ragged),
         "stop": repr(study.stop),
         "members": {m.name: describe(m, shapes.get(m.name)) for m in study.members},
     }
 
 
-def found_study(directory: Path) -> dict[str, Any] | None:
+def read_study(directory: Path) -> dict[str, Any] | None:
     """Return ``study.json`` of an earlier driver, with members added since; raises RunError if it is damaged."""
     path = directory / "study.json"
     try:
-        with opened(path) as file:
-            found: dict[str, Any] = _checked(file.read(), DescribedStudy, path)
+        with open_plain(path) as file:
+            found: dict[str, Any] = _parse_checked(file.read(), DescribedStudy, path)
         return _with_newcomers(found, directory / NEWCOMERS)
     except FileNotFoundError:
         return None
@@ -121,11 +130,11 @@ def found_study(directory: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
+def _parse_checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
     """Return the parsed value after checking it. Arrays stay lists, as in a study's own description."""
     try:
-        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # hyper-parameters may be infinite
-        conforming(found, kind, "it")
+        found: dict[str, Any] = parse_json(text.decode(), infinite=True)  # hyper-parameters may be infinite
+        convert(found, kind, "it")
     except ValueError as error:
         raise RunError(
             f"{path} is damaged: {error}. Restore a copy of it, or delete it and repeat the run's command with "
@@ -136,8 +145,8 @@ def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
 
 def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """Add the members of ``newcomers.jsonl``, except those of an unfinished line, which had not begun."""
-    for text in lines_of(path) if path.exists() else ():
-        line = _checked(text, NewcomersLine, path)
+    for text in read_lines(path) if path.exists() else ():
+        line = _parse_checked(text, NewcomersLine, path)
         for name, described in line["members"].items():
             found["members"].setdefault(name, described)  # known members keep their description
         known = found["code"]["parts"]
@@ -149,11 +158,11 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Replace a file atomically: after a crash the old or the new content is on disk."""
     with replacing(path, durable=True) as file:
-        file.writelines(part.encode() for part in _spelled(value))
+        file.writelines(part.encode() for part in _format_json(value))
         file.write(b"\n")
 
 
-def _spelled(value: Any, depth: int = 0) -> Iterator[str]:
+def _format_json(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield JSON with one line for each key of the outer dictionaries. A subset of a million indices is one line, and the text of many members is
     never in memory as a whole."""
     if not isinstance(value, dict) or not value or depth == LINES_DEEP:
@@ -162,7 +171,7 @@ def _spelled(value: Any, depth: int = 0) -> Iterator[str]:
     margin, opening = "  " * depth, "{"
     for key, item in value.items():
         yield f"{opening}\n{margin}  {json.dumps(key)}: "
-        yield from _spelled(item, depth + 1)
+        yield from _format_json(item, depth + 1)
         opening = ","
     yield f"\n{margin}}}"
 
@@ -170,7 +179,7 @@ def _spelled(value: Any, depth: int = 0) -> Iterator[str]:
 def describe(member: Member, shapes: str | None) -> dict[str, Any]:
     """Return a member as a plain value."""
     return {
-        **{field: _spell(function) for field, function in functions(member).items()},
+        **{field: _format_function(function) for field, function in functions_of(member).items()},
         **{field: getattr(member, field) for field in MEMBER_FIELDS},
         "hyperparameters": member.hyperparameters,
         "parameter_shapes": shapes,
@@ -182,21 +191,21 @@ def describe(member: Member, shapes: str | None) -> dict[str, Any]:
     }
 
 
-def functions(member: Member) -> dict[str, Any]:
+def functions_of(member: Member) -> dict[str, Any]:
     """Return a member's functions by field, metrics as ``metrics.<name>``; None for an unset field."""
     metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
     return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
 
 
-def _spell(function: Any) -> str | None:
-    return None if function is None else spell(function)
+def _format_function(function: Any) -> str | None:
+    return None if function is None else format_factory(function)
 
 
-def spell(factory: Any) -> str:
+def format_factory(factory: Any) -> str:
     """Return ``module:qualname(arguments)`` of a factory."""
     if isinstance(factory, functools.partial):
         arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
-        return f"{spell(factory.func)}({', '.join(arguments)})"
+        return f"{format_factory(factory.func)}({', '.join(arguments)})"
     module = getattr(factory, "__module__", type(factory).__module__)
     return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 

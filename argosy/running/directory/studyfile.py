@@ -25,7 +25,7 @@ def load_study(path: Path, *, folder: Path | None = None) -> Study:
     With `folder` the file is a copy of a file in that folder. The folder is put last on sys.path, so that its modules hide
     no others. Raises StudyError for any error in the file, with the file's own traceback.
     """
-    found: Study = _variable(path, "study", Study, folder)
+    found: Study = _load_variable(path, "study", Study, folder)
     return found
 
 
@@ -37,11 +37,11 @@ def load_copy(copy: StudyCopy) -> Study:
 
 def load_search(path: Path) -> Search:
     """Return the variable `search` of a Python file; raises what `load_study` raises."""
-    found: Search = _variable(path, "search", Search, None)
+    found: Search = _load_variable(path, "search", Search, None)
     return found
 
 
-def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
+def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     if not path.is_file():
         raise StudyError(f"{path} is not a file. Pass a Python file with a variable `{name}`.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -58,7 +58,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
         sys.path.append(str(folder))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    with _as_a_script(path):
+    with _running_as_script(path):
         spec.loader.exec_module(module)
     # Workers get the file's definitions pickled by value, so that no process runs the file again.
     cloudpickle.register_pickle_by_value(module)
@@ -79,7 +79,7 @@ def _is_taken(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _as_a_script(path: Path) -> Iterator[None]:
+def _running_as_script(path: Path) -> Iterator[None]:
     """Set the program's arguments to those of ``python study.py``; turns what the file raises into a StudyError."""
     arguments, sys.argv = sys.argv, [str(path)]
     try:

@@ -21,17 +21,17 @@ from operator import itemgetter
 from pathlib import Path
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
-from argosy.running.directory.journal import own_directory
+from argosy.running.directory.journal import make_own_directory
 from argosy.running.directory.versions import versions
-from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
+from argosy.running.doctor.cluster_checks import Findings, MeasuredLink, NodeInfo, Samples, judge_cluster
 from argosy.running.doctor.machine_checks import Check
-from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, listener_and_notice
-from argosy.running.hosts.place import JobPlace, place_of
+from argosy.running.hosts.notices import connect_to_driver, listener_and_notice, make_board, read_certificate, read_key
+from argosy.running.hosts.place import JobPlace, find_job_place
 from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
-__all__ = ["answer", "examine_cluster", "place_in"]
+__all__ = ["examine_other_node", "examine_cluster", "require_job_place"]
 
 JOIN_SECONDS = 6.0
 """Longest time between the starts of the nodes."""
@@ -50,9 +50,9 @@ TICK_SECONDS = 0.1
 CLOCK = "clock?"
 
 
-def place_in(environment: Mapping[str, str]) -> JobPlace:
+def require_job_place(environment: Mapping[str, str]) -> JobPlace:
     """Return the place of this process in its job; raises PlanError if no launcher started it together with others."""
-    place = place_of(environment)
+    place = find_job_place(environment)
     if place is None:
         raise PlanError(
             "doctor --cluster checks the nodes of a job of several processes, but no variable of srun, mpirun or "
@@ -64,11 +64,11 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
 def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -> list[Check]:
     """Run rank 0 of the job and return all checks of its nodes; leaves nothing in the directory."""
     refusals: list[str] = []
-    certificate = certificate_in(os.environ)
+    certificate = read_certificate(os.environ)
     with _folder(directory) as folder, contextlib.ExitStack() as last_first:
-        board = board_of(place, folder, os.environ)
+        board = make_board(place, folder, os.environ)
         last_first.callback(board.clear)
-        listener, notice = listener_and_notice(place.job, key_in(os.environ), certificate, refusals.append)
+        listener, notice = listener_and_notice(place.job, read_key(os.environ), certificate, refusals.append)
         last_first.callback(listener.close)
         board.leave(notice)
         desk = last_first.enter_context(_Desk(listener.key, certificate))
@@ -85,16 +85,16 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
         # Give the other nodes as long as this one took, because they open the study's data as well.
         seconds = time.monotonic() - began
         findings |= _collect(peers, time.monotonic() + seconds + ANSWER_SECONDS)
-    return judge(nodes, place.nodes, findings, refusals)
+    return judge_cluster(nodes, place.nodes, findings, refusals)
 
 
-def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
+def examine_other_node(place: JobPlace, directory: Path, study_file: Path | None) -> int:
     """Run a process of another rank, and return its exit code."""
     if place.local_rank:
         return 0
-    certificate = certificate_in(os.environ)
-    board = board_of(place, _folder_of(directory), os.environ)
-    peer, key = call_driver(place, board, key_in(os.environ), certificate=certificate, seconds=JOIN_SECONDS)
+    certificate = read_certificate(os.environ)
+    board = make_board(place, _folder_of(directory), os.environ)
+    peer, key = connect_to_driver(place, board, read_key(os.environ), certificate=certificate, seconds=JOIN_SECONDS)
     with contextlib.closing(peer), _Desk(key, certificate) as desk:
         here = desk.here(place.rank, peer.host)
         peer.send(here)
@@ -128,12 +128,12 @@ class _Desk:
         self._over.set()
         self._thread.join()
 
-    def here(self, rank: int, address: str) -> Here:
+    def here(self, rank: int, address: str) -> NodeInfo:
         """Return the description of this node."""
         port, host = self._listener.port, socket.gethostname()
-        return Here(rank=rank, host=host, address=address, port=port, versions=versions())
+        return NodeInfo(rank=rank, host=host, address=address, port=port, versions=versions())
 
-    def examine(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Findings:
+    def examine(self, here: NodeInfo, nodes: Sequence[NodeInfo], study_file: Path | None) -> Findings:
         """Call the other nodes, open the study's data, and return the findings."""
         others = [node for node in nodes if node.rank != here.rank]
         later = [node for node in nodes if node.rank > here.rank]
@@ -142,22 +142,22 @@ class _Desk:
             links = list(threads.map(partial(self._call, here), others, [node is flooded for node in others]))
         return Findings(links=links, samples=None if study_file is None else _samples(study_file))
 
-    def _call(self, here: Here, there: Here, floods: bool) -> MeasuredLink:
+    def _call(self, here: NodeInfo, there: NodeInfo, floods: bool) -> MeasuredLink:
         name = f"rank {here.rank}"
         try:
             address = there.address, there.port
             with contextlib.closing(dial(address, self._key, name, seconds=CALL_SECONDS, seal=self._calling)) as peer:
                 within, ahead = min((_compare_clocks(peer) for _ in range(ASKS)), key=itemgetter(0))
-                rate = _flood(peer) if floods else None
+                rate = _measure_bandwidth(peer) if floods else None
         except (WorkerError, OSError, EOFError) as error:
             return MeasuredLink(to=there.rank, problem=str(error.__cause__ or error) or "the connection was closed")
         return MeasuredLink(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
 
     def _serve(self) -> None:
-        self._listener.serve(self._over, _answered, tick_seconds=TICK_SECONDS)
+        self._listener.serve(self._over, _answer_caller, tick_seconds=TICK_SECONDS)
 
 
-def _answered(peer: Peer) -> bool:
+def _answer_caller(peer: Peer) -> bool:
     """Answer a caller that asks for the time; return False once it has closed the connection."""
     try:
         for said in peer.receive():
@@ -184,7 +184,7 @@ def _ask(peer: Peer) -> float:
     raise TimeoutError(f"it accepted the call, but did not answer within {ANSWER_SECONDS:g} s")
 
 
-def _flood(peer: Peer) -> float:
+def _measure_bandwidth(peer: Peer) -> float:
     """Return the bandwidth to another node in bytes per second."""
     sent, began = 0, time.perf_counter()
     while time.perf_counter() - began < FLOOD_SECONDS:
@@ -195,9 +195,9 @@ def _flood(peer: Peer) -> float:
     return sent / (time.perf_counter() - began)
 
 
-def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
+def _gather(listener: Listener, size: int) -> list[tuple[NodeInfo, Peer]]:
     """Return the other nodes that call in time, sorted by rank."""
-    joined: dict[int, tuple[Here, Peer]] = {}
+    joined: dict[int, tuple[NodeInfo, Peer]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
         listener.wait(min(left, TICK_SECONDS))
@@ -249,8 +249,8 @@ def _folder(directory: Path) -> Iterator[Path]:
     """Create that folder, accessible to this user only, and finally remove all folders that were created."""
     folder = _folder_of(directory)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    own_directory(directory)
-    own_directory(folder)
+    make_own_directory(directory)
+    make_own_directory(folder)
     try:
         yield folder
     finally:

@@ -6,9 +6,9 @@ Rank 0 is the reference: if a node differs from it, that node must be fixed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.running.doctor.machine_checks import Check, judged
+from argosy.running.doctor.machine_checks import Check, make_check
 
-__all__ = ["Here", "MeasuredLink", "Findings", "Samples", "judge"]
+__all__ = ["NodeInfo", "MeasuredLink", "Findings", "Samples", "judge_cluster"]
 
 CLOCK_SECONDS = 1.0
 """Largest difference between two clocks; the journal, time limits and certificates depend on clocks."""
@@ -18,7 +18,7 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
+class NodeInfo:
     """A node's description of itself."""
 
     rank: int
@@ -68,9 +68,15 @@ class Findings:
     samples: Samples | None
 
 
-def judge(nodes: Sequence[Here], size: int, findings: Mapping[int, Findings], refusals: Sequence[str]) -> list[Check]:
+def judge_cluster(
+    nodes: Sequence[NodeInfo], size: int, findings: Mapping[int, Findings], refusals: Sequence[str]
+) -> list[Check]:
     """Return all checks of a job of `size` nodes, given the nodes that have called, and their findings by rank."""
-    links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in findings.items() for link in one.links]
+    links = [
+        (_node_of_rank(nodes, rank), _node_of_rank(nodes, link.to), link)
+        for rank, one in findings.items()
+        for link in one.links
+    ]
     silent = [node for node in nodes if node.rank not in findings]
     checks = [
         judge_nodes(nodes, size, refusals),
@@ -79,11 +85,11 @@ def judge(nodes: Sequence[Here], size: int, findings: Mapping[int, Findings], re
         judge_clocks(links),
         judge_bandwidth(links),
     ]
-    samples = [(_of(nodes, rank), one.samples) for rank, one in findings.items() if one.samples is not None]
+    samples = [(_node_of_rank(nodes, rank), one.samples) for rank, one in findings.items() if one.samples is not None]
     return [*checks, judge_data(samples)] if samples else checks
 
 
-def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Check:
+def judge_nodes(nodes: Sequence[NodeInfo], size: int, refusals: Sequence[str]) -> Check:
     """Check that all nodes have called rank 0."""
     named = ", ".join(node.name for node in nodes[:MOST_NAMED])
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
@@ -92,10 +98,10 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
         f"a firewall, on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of the others"
     )
     found = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
-    return judged("nodes", found, f"{size} that find rank 0 and prove its key", "" if len(nodes) == size else fix)
+    return make_check("nodes", found, f"{size} that find rank 0 and prove its key", "" if len(nodes) == size else fix)
 
 
-def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
+def judge_calls(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]], silent: Sequence[NodeInfo]) -> Check:
     """Check that every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
     said = [f"{here.name} cannot reach {there.name}: {problem}" for here, there, problem in broken]
@@ -103,33 +109,33 @@ def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequen
     fixes = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
     fixes += [f"on {node.host}: argosy doctor" for node in silent]
     wanted = "every node reaches every other node, on ports that the kernel chooses"
-    return judged("reachability", _first(said) or f"{len(links)} calls succeeded", wanted, _first(fixes))
+    return make_check("reachability", _join_first(said) or f"{len(links)} calls succeeded", wanted, _join_first(fixes))
 
 
-def judge_equal_versions(nodes: Sequence[Here]) -> Check:
+def judge_equal_versions(nodes: Sequence[NodeInfo]) -> Check:
     """Check that all nodes have the versions of rank 0."""
     wanted = nodes[0].versions
-    unlike = [(node, found) for node in nodes if (found := _unlike(node.versions, wanted))]
-    return judged(
+    unlike = [(node, found) for node in nodes if (found := _other_versions(node.versions, wanted))]
+    return make_check(
         "equal versions",
-        _first(f"{node.name} has {_spelled(found)}" for node, found in unlike) or _spelled(wanted),
-        f"{_spelled(wanted)} on all nodes",
-        _first(f"on {node.host}: {_installing(found, wanted)}" for node, found in unlike),
+        _join_first(f"{node.name} has {_format_versions(found)}" for node, found in unlike) or _format_versions(wanted),
+        f"{_format_versions(wanted)} on all nodes",
+        _join_first(f"on {node.host}: {_install_command(found, wanted)}" for node, found in unlike),
     )
 
 
-def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
+def judge_clocks(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) -> Check:
     """Check that clocks agree with that of rank 0, within the error of the measurement."""
     seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
     said = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
-    fix = _first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
-    found = _first(said) or f"at most {widest:.3f} s apart"
-    return judged("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", fix)
+    fix = _join_first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
+    found = _join_first(said) or f"at most {widest:.3f} s apart"
+    return make_check("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", fix)
 
 
-def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
+def judge_bandwidth(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) -> Check:
     """Check that no link is so slow that it would delay the transfer of checkpoints."""
     measured = [
         (link.bytes_per_second, here, there) for here, there, link in links if link.bytes_per_second is not None
@@ -141,15 +147,15 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
         "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') shows the speed of its link; "
         "GLOO_SOCKET_IFNAME=INTERFACE selects another one"
     )
-    return judged(
+    return make_check(
         "bandwidth",
-        _first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
+        _join_first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
         f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
-        _first(fix.format(here.host, there.address) for _, here, there in slow),
+        _join_first(fix.format(here.host, there.address) for _, here, there in slow),
     )
 
 
-def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
+def judge_data(samples: Sequence[tuple[NodeInfo, Samples]]) -> Check:
     """Check that all nodes find the same data as the first one."""
     (first, wanted), *others = samples
     broken = [(node, found.problem) for node, found in samples if found.problem]
@@ -161,27 +167,27 @@ def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
         f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
     ]
     lengths = ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items())
-    return judged(
+    return make_check(
         "equal data",
-        _first(said) or lengths,
+        _join_first(said) or lengths,
         "the same number of samples on all nodes, with the same bytes",
-        _first(fixes),
+        _join_first(fixes),
     )
 
 
-def _of(nodes: Iterable[Here], rank: int) -> Here:
+def _node_of_rank(nodes: Iterable[NodeInfo], rank: int) -> NodeInfo:
     return next(node for node in nodes if node.rank == rank)
 
 
-def _unlike(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> Mapping[str, str | None]:
+def _other_versions(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> Mapping[str, str | None]:
     return {name: found.get(name) for name in wanted if found.get(name) != wanted[name]}
 
 
-def _spelled(versions: Mapping[str, str | None]) -> str:
+def _format_versions(versions: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
 
 
-def _installing(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> str:
+def _install_command(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> str:
     if "python" in found:
         return f"an environment of Python {wanted['python']}"
     return "pip install " + " ".join(f"'{name}=={wanted[name]}'" for name in found)
@@ -199,7 +205,7 @@ def _difference(found: Samples, wanted: Samples) -> str:
     return "the same number of samples, but different bytes"
 
 
-def _first(said: Iterable[str]) -> str:
+def _join_first(said: Iterable[str]) -> str:
     """Join the first `MOST_NAMED` items, and add the number of the others."""
     words = list(said)
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []

@@ -32,7 +32,7 @@ from argosy.running.doctor.machine_checks import (
     judge_memory,
     judge_processes,
     judge_versions,
-    judged,
+    make_check,
 )
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
@@ -64,15 +64,15 @@ def examine(directory: Path) -> list[Check]:
         "gpus": lambda: judge_gpus(_find_gpus()),
         "fork server": partial(_check_server, server, problem),
     }
-    return [_guarded(name, check) for name, check in checks.items()]
+    return [_run_check(name, check) for name, check in checks.items()]
 
 
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
+def _run_check(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (OSError, WorkerError) as error:
         fix = "fix the checks above first, then run argosy doctor again"
-        return judged(name, f"{type(error).__name__}: {error}", "no error", fix)
+        return make_check(name, f"{type(error).__name__}: {error}", "no error", fix)
 
 
 def _check_memfd() -> Check:
@@ -87,8 +87,8 @@ def _check_memfd() -> Check:
             os.close(descriptor)
     except OSError as error:
         fix = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
-        return judged("memfd", str(error), wanted, fix)
-    return judged("memfd", "works", wanted)
+        return make_check("memfd", str(error), wanted, fix)
+    return make_check("memfd", "works", wanted)
 
 
 def _size_of(folder: Path) -> int | None:
@@ -123,7 +123,7 @@ def _check_locks(directory: Path) -> Check:
     except OSError as error:
         refusal = str(error)
     fix = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
-    return judged("locks", refusal or "work", f"flock in {folder}", fix)
+    return make_check("locks", refusal or "work", f"flock in {folder}", fix)
 
 
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
@@ -172,7 +172,7 @@ def _check_server(server: ForkServer | None, problem: str) -> Check:
             last.callback(server.close)
             problem = _fork_one(server, Path(folder) / "worker.log")
     seconds = time.monotonic() - started
-    return judged("fork server", problem or f"works, {seconds:.1f} s", wanted, fix if problem else "")
+    return make_check("fork server", problem or f"works, {seconds:.1f} s", wanted, fix if problem else "")
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:

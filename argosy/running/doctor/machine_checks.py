@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from argosy.errors.wording import sized
+from argosy.errors.wording import format_bytes
 
 __all__ = [
     "EXTRAS",
@@ -22,7 +22,7 @@ __all__ = [
     "judge_memory",
     "judge_processes",
     "judge_versions",
-    "judged",
+    "make_check",
 ]
 
 GIB = 2**30
@@ -58,7 +58,7 @@ class Check:
     """The exact command or setting that fixes the problem; without a problem, empty or advice."""
 
 
-def judged(name: str, found: str, wanted: str, fix: str = "") -> Check:
+def make_check(name: str, found: str, wanted: str, fix: str = "") -> Check:
     """Return a check, which has failed if `fix` is given."""
     return Check(name=name, found=found, wanted=wanted, ok=not fix, fix=fix)
 
@@ -83,7 +83,7 @@ def judge_versions(found: Mapping[str, str | None]) -> Check:
     """Check that Python, torch and NumPy are installed and recent enough; None means that a package is not installed."""
     old = [name for name, least in WANTED_VERSIONS.items() if _numbers(found[name]) < _numbers(least)]
     packages = " ".join(f"'{name}>={WANTED_VERSIONS[name]}'" for name in old if name != "python")
-    return judged(
+    return make_check(
         "versions",
         ", ".join(f"{name} {version or 'missing'}" for name, version in found.items()),
         ", ".join(f"{name} >= {least}" for name, least in WANTED_VERSIONS.items()),
@@ -108,25 +108,25 @@ def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
     """Check for at least one whole core; a limit below the machine's cores is reported, but is no failure."""
     limits = f"{allowed} of {there} by affinity" + ("" if quota is None else f", a quota of {quota:g}")
     fix = "" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2"
-    return judged("cores", limits, "1 or more", fix)
+    return make_check("cores", limits, "1 or more", fix)
 
 
 def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
     """Check for enough memory for a run of small members on every core."""
     room = available if limit is None else min(available, limit)
     wanted = SERVICE_BYTES + devices * DEVICE_BYTES
-    bounded = "" if limit is None else f", limited to {sized(limit)} by a control group"
-    return judged(
+    bounded = "" if limit is None else f", limited to {format_bytes(limit)} by a control group"
+    return make_check(
         "memory",
-        f"{sized(available)} available{bounded}",
-        f"{sized(wanted)} for {devices} CPU devices and small members",
+        f"{format_bytes(available)} available{bounded}",
+        f"{format_bytes(wanted)} for {devices} CPU devices and small members",
         "" if room >= wanted else "--devices cpu:1 --loader-workers 1, or raise the container's memory limit",
     )
 
 
 def judge_dev_shm(size: int | None) -> Check:
     """Report the size of /dev/shm; there is no requirement, because blocks use anonymous memory."""
-    found = "none" if size is None else sized(size)
+    found = "none" if size is None else format_bytes(size)
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
     return Check(name="/dev/shm", found=found, wanted="not needed", ok=True, fix=advice)
@@ -143,7 +143,7 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
     else:
         fix = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
     found = f"{_number(soft)} per process (up to {_number(hard)} on request)"
-    return judged("open files", found, f"{wanted}", fix)
+    return make_check("open files", found, f"{wanted}", fix)
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
@@ -151,25 +151,25 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
     fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or raise the container's pids limit"
-    return judged("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", fix)
+    return make_check("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", fix)
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check free space and write access in the folder of the runs."""
-    found = f"{sized(free)} free in {folder}" if writable else f"{folder} is not writable"
+    found = f"{format_bytes(free)} free in {folder}" if writable else f"{folder} is not writable"
     fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with space that you may write to"
-    return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", fix)
+    return make_check("disk", found, f"{format_bytes(DISK_BYTES)} free, writable", fix)
 
 
 def judge_gpus(gpus: Gpus) -> Check:
     """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
         found = "no NVIDIA GPU: members train on CPU devices, or on AMD or Intel GPUs that torch finds"
-        return judged("gpus", found, "optional")
+        return make_check("gpus", found, "optional")
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
     if gpus.names:
         hidden = "" if gpus.visible is None else f" (CUDA_VISIBLE_DEVICES={gpus.visible})"
-        return judged("gpus", f"{', '.join(gpus.names)}{hidden}", wanted)
+        return make_check("gpus", f"{', '.join(gpus.names)}{hidden}", wanted)
     if gpus.visible is not None and gpus.visible in ("", "-1"):
         found, fix = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
     elif gpus.torch_cuda is None:
@@ -181,7 +181,7 @@ def judge_gpus(gpus: Gpus) -> Check:
             f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the present "
             "driver (nvidia-smi shows its CUDA version); check CUDA_VISIBLE_DEVICES"
         )
-    return judged("gpus", f"0 of {gpus.in_machine}: {found}", wanted, fix)
+    return make_check("gpus", f"0 of {gpus.in_machine}: {found}", wanted, fix)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

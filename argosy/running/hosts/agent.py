@@ -26,28 +26,28 @@ from argosy.disk.scratch import scratch
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
 from argosy.running.directory.versions import versions
-from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
-from argosy.running.hosts.notices import board_of, call_driver, certificate_in, interface_of, key_in
+from argosy.running.hosts.file_transfer import FilePiece, IncomingFiles, Outbox
+from argosy.running.hosts.notices import connect_to_driver, interface_of, make_board, read_certificate, read_key
 from argosy.running.hosts.place import JobPlace
-from argosy.running.launch.forkserver import IGNORED
+from argosy.running.launch.forkserver import IGNORED_SIGNALS
 from argosy.running.launch.processes import Processes, ProcessWorkers
 from argosy.settings import Settings
 from argosy.stream.wire import Peer, poll
 
 __all__ = [
     "BLOBS",
-    "EndWorker",
-    "Given",
+    "EndWorkers",
+    "BlobsSent",
     "Joined",
-    "Kill",
+    "KillWorker",
     "Ready",
-    "Said",
-    "Say",
-    "Signs",
-    "Start",
-    "Words",
-    "attend",
-    "serve",
+    "WorkerMessage",
+    "WorkerCommand",
+    "Heartbeats",
+    "StartWorker",
+    "LogText",
+    "run_agent",
+    "run_job_process",
 ]
 
 SIGNS_SECONDS = 1.0
@@ -58,7 +58,7 @@ BLOBS = "blobs/"
 """Prefix of the names of blobs, which workers unpack."""
 
 
-class Given(NamedTuple):
+class BlobsSent(NamedTuple):
     """To an agent: all blobs have been sent."""
 
     roles: tuple[str, ...]
@@ -70,27 +70,27 @@ class Given(NamedTuple):
     """The driver's ``sys.path``."""
 
 
-class Start(NamedTuple):
+class StartWorker(NamedTuple):
     """To an agent: start a worker."""
 
     name: str
     role: str
 
 
-class Say(NamedTuple):
+class WorkerCommand(NamedTuple):
     """To an agent: pass this command to a worker."""
 
     worker: str
     command: Any
 
 
-class Kill(NamedTuple):
+class KillWorker(NamedTuple):
     """To an agent: end a worker that does not answer."""
 
     worker: str
 
 
-class EndWorker(NamedTuple):
+class EndWorkers(NamedTuple):
     """To an agent: the run is over; end all workers."""
 
 
@@ -110,20 +110,20 @@ class Ready(NamedTuple):
     sees_directory: bool
 
 
-class Said(NamedTuple):
+class WorkerMessage(NamedTuple):
     """From an agent: a worker's message."""
 
     worker: str
     message: Any
 
 
-class Signs(NamedTuple):
+class Heartbeats(NamedTuple):
     """From an agent, once a second: its workers' heartbeats, and their CPU seconds while they are in opaque code."""
 
     workers: Mapping[str, tuple[bytes, float]]
 
 
-class Words(NamedTuple):
+class LogText(NamedTuple):
     """From an agent on a node that does not see the run directory: the text added to a log file."""
 
     name: str
@@ -131,7 +131,7 @@ class Words(NamedTuple):
     text: bytes
 
 
-def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
+def run_job_process(place: JobPlace, settings: Settings, directory: Path) -> int:
     """Run a process of a job that is not its driver; returns the exit code."""
     if place.local_rank:
         print(
@@ -141,13 +141,13 @@ def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
         return 0
 
     def call() -> Peer:
-        board, certificate = board_of(place, directory, os.environ), certificate_in(os.environ)
-        return call_driver(place, board, key_in(os.environ), certificate=certificate)[0]
+        board, certificate = make_board(place, directory, os.environ), read_certificate(os.environ)
+        return connect_to_driver(place, board, read_key(os.environ), certificate=certificate)[0]
 
-    return attend(place.rank, call, settings, directory)
+    return run_agent(place.rank, call, settings, directory)
 
 
-def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
+def run_agent(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
     """Run the agent of this node. `directory` is the run directory's path on this node; by default the driver's."""
     with (
         contextlib.closing(Processes().warm()) as processes,
@@ -155,7 +155,7 @@ def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: P
     ):
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         peer = call()
-        for number in IGNORED:
+        for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the driver acts on them
         peer.send(Joined(rank, socket.gethostname(), node, versions()))
         agent = Agent(peer, directory, folder)
@@ -177,7 +177,7 @@ class Agent:
         self.directory = directory
         """The run directory from the command line of this node; None if it names none."""
         self.scratch = scratch
-        self.arrivals: Arrivals = Arrivals(scratch, scratch / "arriving")
+        self.arrivals: IncomingFiles = IncomingFiles(scratch, scratch / "arriving")
         self.sees_directory: bool = False
         self._received: deque[Any] = deque()
         """Messages of the driver that have not been carried out yet."""
@@ -191,7 +191,7 @@ class Agent:
 
         Raises RunError if another user owns the directory, or may write to it, on this node.
         """
-        given = self._receive_given()
+        given = self._receive_blobs()
         if given is None:
             return 0
         sys.path += [folder for folder in given.path if folder not in sys.path]
@@ -207,23 +207,23 @@ class Agent:
             interface = interface_of(self.peer.host)
             with processes.workers(blobs, directory=directory, lock=lock, interface=interface) as workers:
                 self.outbox.put(Ready(self.sees_directory))
-                self._carry(workers)
-            self._tell_words()
+                self._relay_messages(workers)
+            self._send_logs()
             self.outbox.drain(LAST_WORD_SECONDS)
         finally:
             os.close(lock)
         return 0
 
-    def _receive_given(self) -> Given | None:
+    def _receive_blobs(self) -> BlobsSent | None:
         """Receive until the driver has sent all blobs; returns None if the run is over before that."""
         while True:
             self._received += self.peer.wait()
             while self._received:
                 message = self._received.popleft()
                 match message:
-                    case Given():
+                    case BlobsSent():
                         return message
-                    case EndWorker():
+                    case EndWorkers():
                         self.arrivals.close()
                         return None
                     case FilePiece():
@@ -234,39 +234,39 @@ class Agent:
         if piece.last:
             self.arrivals.settle()
 
-    def _carry(self, workers: ProcessWorkers) -> None:
+    def _relay_messages(self, workers: ProcessWorkers) -> None:
         """Pass messages between the driver and the workers until the driver says that the run is over."""
         while True:
-            workers.let_go()
+            workers.flush_commands()
             self.outbox.flush()
             self._wait(workers)
             self._received += self.peer.receive()
             while self._received:
                 message = self._received.popleft()
-                if isinstance(message, EndWorker):
+                if isinstance(message, EndWorkers):
                     return
-                self._obey(workers, message)
+                self._handle_command(workers, message)
             for worker, said in workers.receive(0):
                 self._forward(worker, said)
             if time.monotonic() - self._told > SIGNS_SECONDS:
                 self._told = time.monotonic()
-                self._give_signs(workers)
+                self._send_heartbeats(workers)
 
     def _wait(self, workers: ProcessWorkers) -> None:
         poll(TICK_SECONDS, [(self.peer, self.outbox.unsent), (workers, False)])
 
-    def _obey(self, workers: ProcessWorkers, message: Any) -> None:
+    def _handle_command(self, workers: ProcessWorkers, message: Any) -> None:
         match message:
-            case Say():
+            case WorkerCommand():
                 if isinstance(message.command, Assign):
                     for start in message.command.start:
                         self._best.pop(start.member, None)
                 workers.send(message.worker, message.command)
             case FilePiece():
                 self._take(message)
-            case Start():
+            case StartWorker():
                 workers.start(message.name, message.role)
-            case Kill():
+            case KillWorker():
                 workers.kill(message.worker)
 
     def _forward(self, worker: str, said: Any) -> None:
@@ -276,8 +276,8 @@ class Agent:
                     if isinstance(event, Saved):
                         self._send_files(event)
             elif isinstance(said, Lost):
-                self._tell_words()
-        self.outbox.put(Said(worker, said))
+                self._send_logs()
+        self.outbox.put(WorkerMessage(worker, said))
 
     def _send_files(self, saved: Saved) -> None:
         """Send the member's file, and the file of its best weights if this node wrote a new one."""
@@ -289,7 +289,7 @@ class Agent:
         if best != saved.checkpoint.file and (self.scratch / folder / best).exists():
             self.outbox.put_file(f"{folder}/{best}", self.scratch / folder / best)
 
-    def _give_signs(self, workers: ProcessWorkers) -> None:
+    def _send_heartbeats(self, workers: ProcessWorkers) -> None:
         """Send heartbeats ahead of other queued messages, because they show that this node is alive."""
         signs = {}
         for name in list(workers.workers):
@@ -297,10 +297,10 @@ class Agent:
             assert heartbeat is not None
             opaque = any(sign.busy and sign.opaque for sign in heartbeat.read())
             signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
-        self.peer.send(Signs(signs))
-        self._tell_words()
+        self.peer.send(Heartbeats(signs))
+        self._send_logs()
 
-    def _tell_words(self) -> None:
+    def _send_logs(self) -> None:
         if not self.sees_directory:
             for words in self._logs.new():
                 self.outbox.put(words)
@@ -313,7 +313,7 @@ class _Logs:
         self.folder = folder
         self._read: dict[Path, int] = {}
 
-    def new(self) -> list[Words]:
+    def new(self) -> list[LogText]:
         """Return the text added since the last call."""
         found = []
         for path in (*self.folder.glob("members/*/log.txt"), *self.folder.glob("workers/*.log")):
@@ -323,5 +323,5 @@ class _Logs:
                     file.seek(read)
                     text = file.read()
                 self._read[path] = read + len(text)
-                found.append(Words(str(path.relative_to(self.folder)), text))
+                found.append(LogText(str(path.relative_to(self.folder)), text))
         return found

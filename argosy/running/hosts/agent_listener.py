@@ -4,7 +4,7 @@ import socket
 import time
 from pathlib import Path
 
-from argosy.disk.files import appending, make_folder
+from argosy.disk.files import make_folder, open_append
 from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.versions import versions
 from argosy.running.hosts.agent import Joined
@@ -29,16 +29,16 @@ class AgentListener:
         self._kept: list[str] = []
         """Lines for ``listener.log`` while there is no run directory."""
         self._refusals = 0
-        self._listener, self.notice = listener_and_notice(job, key, certificate, self.note)
+        self._listener, self.notice = listener_and_notice(job, key, certificate, self.log_refusal)
 
-    def log_in(self, directory: Path) -> None:
+    def write_log_to(self, directory: Path) -> None:
         """Write ``workers/listener.log`` in this run directory, beginning with the lines noted before."""
         make_folder(directory / "workers")
         self._directory, kept, self._kept = directory, self._kept, []
         for line in kept:
             self._write(line)
 
-    def note(self, refusal: str) -> None:
+    def log_refusal(self, refusal: str) -> None:
         """Log a refused caller."""
         self._refusals += 1
         if self._refusals <= MOST_REFUSALS:
@@ -48,7 +48,7 @@ class AgentListener:
         """Descriptor for selectors."""
         return self._listener.fileno()
 
-    def gather(self, seconds: float) -> None:
+    def accept_agents(self, seconds: float) -> None:
         """Let in the agents that call within so many seconds; raises PlanError for one with other versions than the driver."""
         self._listener.wait(seconds)
         for joined, peer in self.enter():
@@ -62,7 +62,7 @@ class AgentListener:
 
     def enter(self) -> list[tuple[Joined, Peer]]:
         """Return the agents that have called, each with its first message, waiting a moment for those that delay it."""
-        return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_word(name, peer)]
+        return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_message(name, peer)]
 
     def close(self) -> None:
         """Accept no more callers, and hang up on the agents that were not handed over."""
@@ -70,14 +70,14 @@ class AgentListener:
             peer.close()
         self._listener.close()
 
-    def _first_word(self, name: str, peer: Peer) -> list[Joined]:
+    def _first_message(self, name: str, peer: Peer) -> list[Joined]:
         """Return the caller's first message; empty if the caller is gone or sends none in time."""
         try:
             return peer.wait(FIRST_WORD_SECONDS)
         except EOFError:
             return []
         except WorkerError as error:
-            self.note(f"{name}: {error}")
+            self.log_refusal(f"{name}: {error}")
             peer.close()
             return []
 
@@ -85,7 +85,7 @@ class AgentListener:
         if self._directory is None:
             self._kept.append(line)
             return
-        with appending(self._directory / "workers" / "listener.log") as log:
+        with open_append(self._directory / "workers" / "listener.log") as log:
             log.write(line.encode())
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError, WorkerError
-from argosy.running.directory.journal import own_directory
+from argosy.running.directory.journal import make_own_directory
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agent_listener import AgentListener
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.notices import board_of, certificate_in, interface_of, key_in
+from argosy.running.hosts.notices import interface_of, make_board, read_certificate, read_key
 from argosy.running.hosts.place import JobPlace
 from argosy.running.hosts.remote_node import RemoteNode
-from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.discovery import node_of
+from argosy.running.launch.blobs import make_blobs
+from argosy.running.launch.discovery import make_node
 from argosy.running.launch.launcher import Job
 from argosy.running.launch.processes import Processes
 from argosy.settings import Settings
@@ -46,10 +46,10 @@ class Agents:
         self.directory = directory
         """Folder in which the job's processes look for the driver's notice."""
         self.here: Processes = Processes()
-        self._key = key_in(os.environ)
-        self._certificate = certificate_in(os.environ)
+        self._key = read_key(os.environ)
+        self._certificate = read_certificate(os.environ)
         self._listener: AgentListener | None = None
-        self._board = board_of(place, directory, os.environ)
+        self._board = make_board(place, directory, os.environ)
         self._told = False
         """Whether the driver has said what it waits for."""
 
@@ -72,13 +72,13 @@ class Agents:
             self._gather(listener, time.monotonic() - began)
         nodes = [mine, *(joined.node for _, (joined, _) in sorted(listener.joined.items()))]
         return Cluster(
-            nodes=tuple(node_of(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
+            nodes=tuple(make_node(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
         )
 
     def open(self, job: Job) -> NodeWorkers:
         """Implement `Launcher.open`: workers of this node and of the nodes of all agents that have called."""
         assert self._listener is not None
-        blobs = blobs_of(job)
+        blobs = make_blobs(job)
         remote = [
             RemoteNode(f"node{number}", agent.host, peer, job.directory)
             for number, (agent, peer) in enumerate(self._listener.hand_over(), start=1)
@@ -87,7 +87,7 @@ class Agents:
         own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
         here = self.here.workers(own, directory=job.directory, lock=job.lock, interface=interface_of(host))
         listener, self._listener = self._listener, None
-        return NodeWorkers(remote, blobs, listener, _Settled(), job.directory, here=here)
+        return NodeWorkers(remote, blobs, listener, _FixedNodes(), job.directory, here=here)
 
     def close(self) -> None:
         """Close the connections and the listener, and remove the notice."""
@@ -97,10 +97,10 @@ class Agents:
         self._board.clear()
 
     def _open_listener(self) -> AgentListener:
-        own_directory(self.directory)  # for the driver's notice
+        make_own_directory(self.directory)  # for the driver's notice
         self._listener = listener = AgentListener(self.place.job, self._key, self._certificate)
         self._board.leave(listener.notice)
-        listener.log_in(self.directory)
+        listener.write_log_to(self.directory)
         return listener
 
     def _gather(self, listener: AgentListener, waited: float) -> None:
@@ -119,10 +119,10 @@ class Agents:
                 f"{there} have joined (ranks {ranks}); the run waits at most {GATHER_SECONDS:g} s for the others.",
                 file=sys.stderr,
             )
-        listener.gather(POLL_SECONDS)
+        listener.accept_agents(POLL_SECONDS)
 
 
-class _Settled:
+class _FixedNodes:
     """The nodes of a job, which do not change while it runs."""
 
     def gone(self) -> Mapping[str, str]:
@@ -130,4 +130,4 @@ class _Settled:
         return {}
 
     def take(self, joined: Joined, peer: Peer) -> None:
-        """Implement `Recruits.take`: every agent that calls now is too late."""
+        """Implement `NodeMonitor.take`: every agent that calls now is too late."""

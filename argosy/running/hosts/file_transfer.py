@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from argosy.disk.files import created, make_folder
-from argosy.disk.settled import settle
+from argosy.disk.files import create_new, make_folder
+from argosy.disk.settled import rename_flushed
 from argosy.errors import CheckpointError
 from argosy.stream.wire import Peer
 
-__all__ = ["Arrivals", "Outbox", "FilePiece", "pieces"]
+__all__ = ["IncomingFiles", "Outbox", "FilePiece", "read_pieces"]
 
 PIECE_BYTES = 2**20
 
@@ -31,7 +31,7 @@ class FilePiece(NamedTuple):
     last: bool
 
 
-def pieces(name: str, path: Path) -> Iterator[FilePiece]:
+def read_pieces(name: str, path: Path) -> Iterator[FilePiece]:
     """Yield the pieces of a file; raises CheckpointError if the file does not exist any more."""
     try:
         file = path.open("rb")
@@ -69,7 +69,7 @@ class Outbox:
 
     def put_file(self, name: str, path: Path) -> None:
         """Queue a file, which must not change until it has been sent."""
-        self._waiting.append(pieces(name, path))
+        self._waiting.append(read_pieces(name, path))
 
     def flush(self) -> None:
         """Send as much as the connection takes."""
@@ -90,7 +90,7 @@ class Outbox:
             self.flush()
 
 
-class Arrivals:
+class IncomingFiles:
     """Files that arrive from another node, on their way into a folder."""
 
     def __init__(self, folder: Path, unfinished: Path) -> None:
@@ -101,11 +101,11 @@ class Arrivals:
         self._whole: list[str] = []
 
     def take(self, piece: FilePiece) -> None:
-        """Write a piece. After the last piece of a file, the next `settle` moves the file to its place."""
+        """Write a piece. After the last piece of a file, the next `rename_flushed` moves the file to its place."""
         if piece.name not in self._open:
             make_folder(self._unfinished)
             self._beside(piece.name).unlink(missing_ok=True)  # left by a driver that was killed
-            self._open[piece.name] = created(self._beside(piece.name))
+            self._open[piece.name] = create_new(self._beside(piece.name))
         self._open[piece.name].write(piece.data)
         if piece.last:
             self._open.pop(piece.name).close()
@@ -117,7 +117,7 @@ class Arrivals:
         for name in whole:
             make_folder((self.folder / name).parent)
         if whole:
-            settle([(self._beside(name), self.folder / name) for name in whole])
+            rename_flushed([(self._beside(name), self.folder / name) for name in whole])
 
     def close(self) -> None:
         """Delete incomplete files."""

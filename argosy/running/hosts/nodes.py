@@ -1,7 +1,7 @@
 """The workers of a run on several nodes, each reached through its node's agent or as a process of this node.
 
 Contract. A node's handle (`RemoteNode`, `ProcessWorkers`) decides how its workers start, get commands and are lost. The
-launcher says whether nodes may join during the run, and how else it learns of their end (`Recruits`). A node that joins
+launcher says whether nodes may join during the run, and how else it learns of their end (`NodeMonitor`). A node that joins
 is reported to the driver by `Came`, after everything that its workers unpack has been put into its outbox.
 """
 
@@ -18,17 +18,17 @@ from argosy.protocol.trainer import Came
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.remote_node import RemoteNode
-from argosy.running.launch.blobs import enlisting
+from argosy.running.launch.blobs import make_enlist
 from argosy.running.launch.processes import ProcessWorkers
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.rendezvous import NetworkRendezvous
 from argosy.stream.wire import Peer, poll
 from argosy.study import Member
 
-__all__ = ["NodeWorkers", "Recruits"]
+__all__ = ["NodeWorkers", "NodeMonitor"]
 
 
-class Recruits(Protocol):
+class NodeMonitor(Protocol):
     """What a launcher knows about the nodes of a run in progress."""
 
     def gone(self) -> Mapping[str, str]:
@@ -48,7 +48,7 @@ class NodeWorkers:
         remote: Sequence[RemoteNode],
         blobs: Mapping[str, int],
         listener: AgentListener,
-        recruits: Recruits,
+        recruits: NodeMonitor,
         directory: Path,
         *,
         here: ProcessWorkers | None = None,
@@ -59,9 +59,9 @@ class NodeWorkers:
         self.blobs = blobs
         """By role: descriptor of the blob that workers unpack."""
         self.listener = listener
-        self.recruits = recruits
+        self.node_monitor = recruits
         self.directory = directory
-        self._store = NetworkRendezvous(remote[0].peer.host, listener.note)
+        self._store = NetworkRendezvous(remote[0].peer.host, listener.log_refusal)
         self.mark: Path = directory / "workers" / f"mark-{os.urandom(8).hex()}"
         self._nodes: dict[str, ProcessWorkers | RemoteNode] = {place.node: place for place in remote}
         if here is not None:
@@ -76,7 +76,7 @@ class NodeWorkers:
         make_folder(self.mark.parent)
         self.mark.touch()
         for place in self.remote:
-            place.give(self.blobs, self.mark.name)
+            place.send_blobs(self.blobs, self.mark.name)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -106,7 +106,7 @@ class NodeWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """Implement `Workers.enlist`: send the members, pickled."""
-        self.send(worker, enlisting(members))
+        self.send(worker, make_enlist(members))
 
     def rendezvous(self) -> str:
         """Return an unused name in the store that all nodes can reach."""
@@ -123,14 +123,14 @@ class NodeWorkers:
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Send and receive on all nodes, accept agents that call, and report nodes that are gone."""
         for place in self._nodes.values():
-            place.let_go()
+            place.flush_commands()
         self._wait(timeout)
         for joined, peer in self.listener.enter():
             self._take(joined, peer)
-        for node, why in self.recruits.gone().items():
+        for node, why in self.node_monitor.gone().items():
             for place in self.remote:
                 if place.node == node:
-                    place.is_gone(why)
+                    place.mark_gone(why)
         said = [] if self.here is None else self.here.receive(0)
         for place in self.remote:
             said += place.receive()
@@ -142,15 +142,15 @@ class NodeWorkers:
         try:
             check_versions(joined)
         except PlanError as error:
-            self.listener.note(str(error))  # the run can continue without that node
+            self.listener.log_refusal(str(error))  # the run can continue without that node
             peer.close()
             return
-        found = self.recruits.take(joined, peer)
+        found = self.node_monitor.take(joined, peer)
         if found is None:
             peer.close()
             return
         place, node = found
-        place.give(self.blobs, self.mark.name)
+        place.send_blobs(self.blobs, self.mark.name)
         self.remote.append(place)
         self._nodes[node.name] = place
         self._came.append((node.name, Came(node=node)))

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Protocol
 
 import psutil
 
-from argosy.disk.files import check_directory, own_text, replacing
-from argosy.disk.json_values import conforming, parsed
+from argosy.disk.files import check_directory, read_own_text, replacing
+from argosy.disk.json_values import convert, parse_json
 from argosy.errors import PlanError, RunError, WorkerError
 from argosy.running.hosts.place import JobPlace
 from argosy.stream.listener import Listener, dial
@@ -36,12 +36,12 @@ from argosy.stream.wire import Peer
 __all__ = [
     "Board",
     "Notice",
-    "board_of",
-    "call_any",
-    "call_driver",
-    "certificate_in",
+    "make_board",
+    "dial_any_address",
+    "connect_to_driver",
+    "read_certificate",
     "interface_of",
-    "key_in",
+    "read_key",
     "listener_and_notice",
 ]
 
@@ -83,17 +83,17 @@ class Notice:
     """Digest of the certificate that callers must have; empty if nodes talk in plain text."""
 
 
-def written(notice: Notice, key: bytes | None) -> str:
+def format_notice(notice: Notice, key: bytes | None) -> str:
     """Return the notice as it is stored: JSON, followed by a MAC under the user's own key, if there is one.
 
-    >>> read(written(Notice(job="1", hosts=("10.0.0.1",), port=4000), b"key"), b"key").hosts
+    >>> parse_notice(format_notice(Notice(job="1", hosts=("10.0.0.1",), port=4000), b"key"), b"key").hosts
     ('10.0.0.1',)
     """
     text = json.dumps(asdict(notice))
     return text if key is None else f"{text}\n{_mac(text, key)}"
 
 
-def read(text: str, key: bytes | None, where: str = "") -> Notice:
+def parse_notice(text: str, key: bytes | None, where: str = "") -> Notice:
     """Parse the text found at `where`.
 
     Raises WorkerError, and uses nothing, unless the driver wrote it with this key.
@@ -117,7 +117,7 @@ def read(text: str, key: bytes | None, where: str = "") -> Notice:
 def _notice(text: str) -> Notice:
     """Parse a notice; raises ValueError for any other text."""
     strange = set[str]()
-    notice: Notice = conforming(parsed(text), Notice, "it", strange)
+    notice: Notice = convert(parse_json(text), Notice, "it", strange)
     if strange:
         raise ValueError(f"it has the unknown fields {', '.join(sorted(strange))}")
     return notice
@@ -128,7 +128,7 @@ def _mac(text: str, key: bytes) -> str:
 
 
 class Board(Protocol):
-    """A place for a notice. `read` raises WorkerError for a notice that the driver has not written."""
+    """A place for a notice. `parse_notice` raises WorkerError for a notice that the driver has not written."""
 
     def leave(self, notice: Notice) -> None:
         """Store the notice for all processes of the job."""
@@ -150,7 +150,7 @@ class FileBoard:
     def leave(self, notice: Notice) -> None:
         """Write the file atomically, so that no process reads half of it, with access for this user alone."""
         with replacing(self.path, mode=0o600) as file:
-            file.write(written(notice, self._key).encode())
+            file.write(format_notice(notice, self._key).encode())
 
     def read(self) -> Notice | None:
         """Read the file.
@@ -159,14 +159,14 @@ class FileBoard:
         """
         try:
             check_directory(self.path.parent)
-            text = own_text(self.path)
+            text = read_own_text(self.path)
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RunError(
                 f"{self.path} is not the notice of a job's driver: {error}. Delete it, and start the job again."
             ) from error
-        return read(text, self._key, f" in {self.path}")
+        return parse_notice(text, self._key, f" in {self.path}")
 
     def clear(self) -> None:
         """Delete the file."""
@@ -190,7 +190,7 @@ class StoreBoard:
     def leave(self, notice: Notice) -> None:
         """Store the notice, without a key."""
         assert not notice.key
-        self._store.set(self._name, written(notice, self._key))
+        self._store.set(self._name, format_notice(notice, self._key))
 
     def read(self) -> Notice | None:
         """Read the notice; None if it or the store is gone."""
@@ -200,13 +200,13 @@ class StoreBoard:
             found = self._store.get(self._name)
         except RuntimeError:
             return None  # it was deleted between the two calls, or the store is gone
-        return read(found.decode(errors="replace"), self._key)
+        return parse_notice(found.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
         """Do nothing: a restarted job stores its notice under another name."""
 
 
-def key_in(environment: Mapping[str, str]) -> bytes | None:
+def read_key(environment: Mapping[str, str]) -> bytes | None:
     """Return the user's own key; None if there is none. Raises PlanError for a key that can be guessed."""
     text = environment.get(KEY)
     if text is None:
@@ -217,11 +217,11 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
             f"code on every node. Use at least {SHORTEST_KEY} characters, {FEWEST_LETTERS} of them distinct, for "
             "example ARGOSY_KEY=$(openssl rand -hex 32)."
         )
-    return _stretched(text.encode(errors="surrogateescape"))
+    return _derive_key(text.encode(errors="surrogateescape"))
 
 
 @functools.cache
-def _stretched(text: bytes) -> bytes:
+def _derive_key(text: bytes) -> bytes:
     """Derive the key by scrypt, to make guesses expensive.
 
     A listener shows each caller a proof of the key, against which guesses can be tested offline.
@@ -229,7 +229,7 @@ def _stretched(text: bytes) -> bytes:
     return hashlib.scrypt(text, salt=KEY.encode(), n=SCRYPT_COST, r=8, p=1, maxmem=2**26, dklen=32)
 
 
-def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
+def read_certificate(environment: Mapping[str, str]) -> Certificate | None:
     """Return the certificate that the user has given to all nodes; None if there is none.
 
     Raises PlanError if it is not valid.
@@ -238,9 +238,9 @@ def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
     return None if path is None else Certificate.load(Path(path))
 
 
-def board_of(place: JobPlace, directory: Path, environment: Mapping[str, str]) -> Board:
+def make_board(place: JobPlace, directory: Path, environment: Mapping[str, str]) -> Board:
     """Return the place of the notice of this job's driver."""
-    key = key_in(environment)
+    key = read_key(environment)
     if place.store is None or key is None:
         return FileBoard(directory, key)
     # Under some versions of torchrun the first rank has to keep the store.
@@ -270,7 +270,7 @@ def listener_and_notice(
     return listener, Notice(job=job, hosts=_addresses(), port=listener.port, key=told, certificate=digest)
 
 
-def call_driver(
+def connect_to_driver(
     place: JobPlace,
     board: Board,
     key: bytes | None,
@@ -288,7 +288,7 @@ def call_driver(
             notice = board.read()
             if notice is not None and notice.job == place.job:
                 proof = key or bytes.fromhex(notice.key)
-                return call_any(notice, proof, f"rank {place.rank}", certificate), proof
+                return dial_any_address(notice, proof, f"rank {place.rank}", certificate), proof
         except WorkerError as error:
             last = str(error)
         if time.monotonic() > deadline:
@@ -300,7 +300,7 @@ def call_driver(
         time.sleep(POLL_SECONDS)
 
 
-def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
+def dial_any_address(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
     """Dial a driver at its addresses, and return the first connection; if all fail, raises the last WorkerError.
 
     Raises PlanError if the driver has another certificate.

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from argosy.errors import PlanError
 from argosy.errors.warned import warn_caller
 
-__all__ = ["JobPlace", "place_asked", "place_of", "seconds_left"]
+__all__ = ["JobPlace", "choose_job_place", "find_job_place", "seconds_left"]
 
 RESERVE_SECONDS = 60.0
 """Seconds of a job's time that are reserved for saving."""
@@ -43,7 +43,7 @@ class JobPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _LauncherVariables:
     """One launcher's names of these variables."""
 
     launcher: str
@@ -58,39 +58,41 @@ class _Names:
 
 TORCHRUN_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-SRUN = _Names(
+SRUN = _LauncherVariables(
     "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nodes="SLURM_STEP_NUM_NODES", job=SLURM_JOB
 )
 TABLE = (
-    _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", nodes="GROUP_WORLD_SIZE", job=TORCHRUN_JOB),
+    _LauncherVariables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", nodes="GROUP_WORLD_SIZE", job=TORCHRUN_JOB),
     # Open MPI
-    _Names(
+    _LauncherVariables(
         *("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         job=("PMIX_NAMESPACE",),
     ),
-    _Names(
+    _LauncherVariables(
         *("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
         local_size="JSM_NAMESPACE_LOCAL_SIZE",
         job=("LSB_JOBID",),
     ),
     # HPE's PALS
-    _Names("mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size="PMI_LOCAL_SIZE", job=("PALS_APID",)),
+    _LauncherVariables(
+        "mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size="PMI_LOCAL_SIZE", job=("PALS_APID",)
+    ),
     # Hydra, of MPICH and Intel MPI
-    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
+    _LauncherVariables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
     # Cray's PMI
-    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE"),
+    _LauncherVariables("mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE"),
     replace(SRUN, rank="PMIX_RANK"),  # if Slurm starts processes through PMIx
     SRUN,
 )
 
 
-def place_of(environment: Mapping[str, str]) -> JobPlace | None:
+def find_job_place(environment: Mapping[str, str]) -> JobPlace | None:
     """Return the place of this process; None if no launcher started it beside others.
 
     Raises PlanError for variables that contradict each other.
 
-    >>> place_of({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "4"}).rank
+    >>> find_job_place({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "4"}).rank
     3
     """
     names = next((names for names in TABLE if _has_all(names, environment)), None)
@@ -113,12 +115,12 @@ def place_of(environment: Mapping[str, str]) -> JobPlace | None:
     )
 
 
-def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
-    """Return `place_of` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job.
+def choose_job_place(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
+    """Return `find_job_place` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job.
 
     Warns if the script of a batch job uses only one of the job's nodes.
     """
-    place = place_of(environment) if launcher in ("auto", "agents") else None
+    place = find_job_place(environment) if launcher in ("auto", "agents") else None
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
     if (
         launcher == "auto"
@@ -150,12 +152,12 @@ def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
     return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() and int(end) > now else None
 
 
-def _has_all(names: _Names, environment: Mapping[str, str]) -> bool:
+def _has_all(names: _LauncherVariables, environment: Mapping[str, str]) -> bool:
     wanted = (names.rank, names.size, names.local_rank, names.nodes or names.local_size)
     return all(name in environment for name in wanted)
 
 
-def _nodes(names: _Names, size: int, environment: Mapping[str, str]) -> int:
+def _nodes(names: _LauncherVariables, size: int, environment: Mapping[str, str]) -> int:
     if names.nodes:
         return _number(names, names.nodes, environment)
     each = _number(names, names.local_size, environment)
@@ -167,7 +169,7 @@ def _nodes(names: _Names, size: int, environment: Mapping[str, str]) -> int:
     return size // each
 
 
-def _number(names: _Names, name: str, environment: Mapping[str, str]) -> int:
+def _number(names: _LauncherVariables, name: str, environment: Mapping[str, str]) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
         raise PlanError(

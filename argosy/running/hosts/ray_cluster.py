@@ -24,13 +24,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError, WorkerError
 from argosy.errors.spelling import known_keywords
-from argosy.running.hosts.agent import Joined, attend
+from argosy.running.hosts.agent import Joined, run_agent
 from argosy.running.hosts.agent_listener import AgentListener
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.notices import Notice, call_any, certificate_in
+from argosy.running.hosts.notices import Notice, dial_any_address, read_certificate
 from argosy.running.hosts.remote_node import RemoteNode
-from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.discovery import devices_asked, node_of
+from argosy.running.launch.blobs import make_blobs
+from argosy.running.launch.discovery import make_node, parse_devices
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.wire import Peer
@@ -49,7 +49,7 @@ MOST_AGENTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Placed:
+class _PlacedAgent:
     """An agent that Ray was told to start."""
 
     node_id: str
@@ -65,9 +65,9 @@ class _Agent:
 
     def live(self, number: int, notice: Notice, settings: Settings) -> int:
         """Run the agent of this node until the run is over."""
-        certificate = certificate_in(os.environ)
-        call = partial(call_any, notice, bytes.fromhex(notice.key), f"agent {number}", certificate)
-        return attend(number, call, settings)
+        certificate = read_certificate(os.environ)
+        call = partial(dial_any_address, notice, bytes.fromhex(notice.key), f"agent {number}", certificate)
+        return run_agent(number, call, settings)
 
 
 @known_keywords("argosy.Ray")
@@ -87,7 +87,7 @@ class Ray:
         self._listener: AgentListener | None = None
         self._notice: Notice | None = None
         """Notice by which agents find the driver, also while the run has the listener."""
-        self._placed: dict[int, _Placed] = {}
+        self._placed: dict[int, _PlacedAgent] = {}
         """Agents that Ray has not reported as ended, by number."""
         self._started: Counter[str] = Counter()
         """Number of agents started on each node, by Ray's id of the node."""
@@ -98,19 +98,19 @@ class Ray:
 
     def discover(self, settings: Settings) -> Cluster:
         """Return all nodes of the Ray cluster, as soon as there are as many as the settings want."""
-        devices_asked(settings)
+        parse_devices(settings)
         self._connect()
         self.settings, listener = settings, self._listener or self._open_listener()
         began, failures, joined = time.monotonic(), "", listener.joined
-        while not self._all_there(joined, time.monotonic() - began):
+        while not self._has_all_nodes(joined, time.monotonic() - began):
             self._place()
-            listener.gather(POLL_SECONDS)
+            listener.accept_agents(POLL_SECONDS)
             for number, why in self._ended().items():
                 failures = f"; the last agent to end reported: {why}"
                 if number in joined:
                     joined.pop(number)[1].close()
             if time.monotonic() - began > GATHER_SECONDS or (failures and not self._placed):
-                raise self._lonely(joined, failures)
+                raise self._missing_nodes_error(joined, failures)
         self._names = {number: f"node{place}" for place, number in enumerate(sorted(joined))}
         return Cluster(nodes=tuple(self._node(joined[number][0]) for number in self._names))
 
@@ -118,10 +118,10 @@ class Ray:
         """Implement `Launcher.open`: workers on the nodes of all agents that have called."""
         listener, self._listener = self._listener, None
         assert listener is not None
-        listener.log_in(job.directory)
+        listener.write_log_to(job.directory)
         self._job = replace(job, settings=replace(job.settings, nodes=max(job.settings.nodes, len(self._names))))
         remote = [self._remote_node(*joined) for joined in listener.hand_over()]
-        return NodeWorkers(remote, blobs_of(self._job), listener, self, job.directory)
+        return NodeWorkers(remote, make_blobs(self._job), listener, self, job.directory)
 
     def close(self) -> None:
         """Close connections and the listener, kill the agents, and leave Ray if this object joined it."""
@@ -149,7 +149,7 @@ class Ray:
         self._names[joined.rank] = f"node{len(self._names)}"
         return self._remote_node(joined, peer), self._node(joined)
 
-    def _all_there(self, joined: Collection[int], waited: float) -> bool:
+    def _has_all_nodes(self, joined: Collection[int], waited: float) -> bool:
         """Return whether the nodes that have called can begin; they wait `BUSY_SECONDS` for agents that may never call."""
         enough = len(joined) >= max(self.settings.nodes, 1)
         return enough and (not set(self._placed) - set(joined) or waited > BUSY_SECONDS)
@@ -158,7 +158,7 @@ class Ray:
         if ray.is_initialized():
             return
         try:
-            with _own_sigterm():
+            with _keep_sigterm_handler():
                 ray.init(address=self.address, runtime_env=dict(self.runtime_env or {}), log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise PlanError(
@@ -168,7 +168,7 @@ class Ray:
         self._connected = True
 
     def _open_listener(self) -> AgentListener:
-        self._listener = listener = AgentListener("", None, certificate_in(os.environ))
+        self._listener = listener = AgentListener("", None, read_certificate(os.environ))
         self._notice = listener.notice
         return listener
 
@@ -187,7 +187,7 @@ class Ray:
         there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
         actor = ray.remote(_Agent).options(scheduling_strategy=there, max_restarts=0, **takes).remote()
         life = actor.live.remote(number, self._notice, settings)
-        self._placed[number] = _Placed(node_id=node_id, host=host, actor=actor, life=life)
+        self._placed[number] = _PlacedAgent(node_id=node_id, host=host, actor=actor, life=life)
 
     def _ended(self) -> dict[int, str]:
         """Return the agents that Ray knows to have ended since the last call, and why; never waits."""
@@ -195,16 +195,16 @@ class Ray:
         over = ray.wait(list(numbers), num_returns=len(numbers), timeout=0)[0] if numbers else []
         for life in over:
             del self._placed[numbers[life]]
-        return {numbers[life]: _last_word(life) for life in over}
+        return {numbers[life]: _exit_reason(life) for life in over}
 
     def _node(self, joined: Joined) -> Node:
-        return node_of(self._names[joined.rank], joined.node.devices, joined.node.cores)
+        return make_node(self._names[joined.rank], joined.node.devices, joined.node.cores)
 
     def _remote_node(self, joined: Joined, peer: Peer) -> RemoteNode:
         assert self._job is not None
         return RemoteNode(self._names[joined.rank], joined.host, peer, self._job.directory)
 
-    def _lonely(self, joined: Collection[int], failures: str) -> WorkerError:
+    def _missing_nodes_error(self, joined: Collection[int], failures: str) -> WorkerError:
         waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in joined)
         return WorkerError(
             f"agents on {len(joined)} nodes of the Ray cluster have called, but {max(self.settings.nodes, 1)} are "
@@ -221,7 +221,7 @@ def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settin
     {'num_cpus': 4}
     """
     cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-    kind, numbers = devices_asked(settings, default="cuda" if gpus else "cpu")
+    kind, numbers = parse_devices(settings, default="cuda" if gpus else "cpu")
     if kind == "cpu":
         slots = numbers[0] if numbers else cpus // settings.threads
         fits = 1 <= slots * settings.threads <= cpus
@@ -233,7 +233,7 @@ def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settin
 
 
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
+def _keep_sigterm_handler() -> Iterator[None]:
     """Restore the SIGTERM handler: Ray's exits at any point, but in Argosy the signal pauses a run."""
     earlier = signal.getsignal(signal.SIGTERM)
     try:
@@ -243,7 +243,7 @@ def _own_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, earlier)
 
 
-def _last_word(life: Any) -> str:
+def _exit_reason(life: Any) -> str:
     """Return how an agent ended."""
     try:
         return f"its agent ended with exit code {ray.get(life)}"

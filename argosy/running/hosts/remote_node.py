@@ -14,12 +14,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import appending, make_folder
+from argosy.disk.files import make_folder, open_append
 from argosy.errors import WorkerError
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
-from argosy.running.hosts.agent import BLOBS, EndWorker, Given, Kill, Ready, Said, Say, Signs, Start, Words
-from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
+from argosy.running.hosts.agent import (
+    BLOBS,
+    BlobsSent,
+    EndWorkers,
+    Heartbeats,
+    KillWorker,
+    LogText,
+    Ready,
+    StartWorker,
+    WorkerCommand,
+    WorkerMessage,
+)
+from argosy.running.hosts.file_transfer import FilePiece, IncomingFiles, Outbox
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer, poll
 from argosy.training.member.files import KeptFiles
@@ -41,7 +52,7 @@ class RemoteNode:
         self.host = host
         self.peer = peer
         self.outbox: Outbox = Outbox(peer)
-        self.ferry: _Ferry | None = None
+        self.file_sync: _FileSync | None = None
         """None if the node sees the run directory."""
         self.directory = directory
         self.workers: set[str] = set()
@@ -55,11 +66,11 @@ class RemoteNode:
         self._silent = 0.0
         self._polled = time.monotonic()
 
-    def give(self, blobs: Mapping[str, int], mark: str) -> None:
+    def send_blobs(self, blobs: Mapping[str, int], mark: str) -> None:
         """Send the blobs that workers unpack; the caller keeps the descriptors open as long as this object lives."""
         for role, descriptor in blobs.items():
             self.outbox.put_file(BLOBS + role, Path(f"/proc/self/fd/{descriptor}"))
-        self.outbox.put(Given(tuple(blobs), mark, str(self.directory), tuple(sys.path)))
+        self.outbox.put(BlobsSent(tuple(blobs), mark, str(self.directory), tuple(sys.path)))
 
     def start(self, name: str, role: str) -> None:
         """Have the agent start a worker; it is lost at once if the node is gone."""
@@ -69,17 +80,17 @@ class RemoteNode:
         self.workers.add(name)
         self._heartbeats.pop(name, None)
         self._cpu_seconds.pop(name, None)
-        self._unsent.append(Start(name, role))
+        self._unsent.append(StartWorker(name, role))
 
     def send(self, worker: str, command: Any) -> None:
         """Keep the command for the next `let_go`; ignored for a worker that was lost."""
         if worker in self.workers:
-            self._unsent.append(Say(worker, command))
+            self._unsent.append(WorkerCommand(worker, command))
 
     def kill(self, worker: str) -> None:
         """Have the agent kill the worker."""
         if worker in self.workers:
-            self._unsent.append(Kill(worker))
+            self._unsent.append(KillWorker(worker))
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """Return the heartbeat that the agent sent last, at most about a second old."""
@@ -89,12 +100,12 @@ class RemoteNode:
         """Return the seconds that the agent sent last, at most about a second old."""
         return self._cpu_seconds.get(worker, 0.0)
 
-    def let_go(self) -> None:
+    def flush_commands(self) -> None:
         """Write the messages since the last call, as far as the connection takes them."""
         unsent, self._unsent = self._unsent, []
         for message in unsent:
-            if self.ferry is not None and isinstance(message, Say):
-                for name, path in self.ferry.before(message.command):
+            if self.file_sync is not None and isinstance(message, WorkerCommand):
+                for name, path in self.file_sync.before(message.command):
                     self.outbox.put_file(name, path)
             self.outbox.put(message)
         if not self.gone:
@@ -104,12 +115,12 @@ class RemoteNode:
         """Return (worker, message) of all messages received; never waits."""
         if not self.gone:
             self._listen()
-        if self.ferry is not None:
-            self.ferry.arrivals.settle()
+        if self.file_sync is not None:
+            self.file_sync.arrivals.settle()
         said, self.said = self.said, []
         return said
 
-    def is_gone(self, why: str) -> None:
+    def mark_gone(self, why: str) -> None:
         """Report each worker of this node as lost, once: nothing more comes from it."""
         if self.gone:
             return
@@ -122,13 +133,13 @@ class RemoteNode:
         """Let the agent end what it started, and close the connection."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         if not self.gone:
-            self.peer.send(EndWorker())
+            self.peer.send(EndWorkers())
         while not self.gone and (left := deadline - time.monotonic()) > 0:
             poll(left, [(self.peer, self.outbox.unsent)])
             self.outbox.flush()
             self._listen()
-        if self.ferry is not None:
-            self.ferry.close()
+        if self.file_sync is not None:
+            self.file_sync.close()
         self.peer.close()
 
     def _listen(self) -> None:
@@ -138,50 +149,50 @@ class RemoteNode:
         try:
             received = self.peer.receive()
         except EOFError:
-            self.is_gone("its connection broke")
+            self.mark_gone("its connection broke")
             return
         except WorkerError as error:
-            self.is_gone(str(error))
+            self.mark_gone(str(error))
             return
         if received:
             self._silent = 0.0
         for message in received:
             self._handle(message)
         if self._silent > SILENCE_SECONDS:
-            self.is_gone(f"nothing was heard from it for {SILENCE_SECONDS:g} s")
+            self.mark_gone(f"nothing was heard from it for {SILENCE_SECONDS:g} s")
 
     def _handle(self, message: Any) -> None:
         match message:
-            case Said():
+            case WorkerMessage():
                 self._handle_worker(message.worker, message.message)
-            case Signs():
+            case Heartbeats():
                 for name, (picture, cpu_seconds) in message.workers.items():
                     self._heartbeats[name], self._cpu_seconds[name] = Heartbeat.of(picture), cpu_seconds
             case FilePiece():
-                assert self.ferry is not None
-                self.ferry.arrivals.take(message)
-            case Words():
+                assert self.file_sync is not None
+                self.file_sync.arrivals.take(message)
+            case LogText():
                 path = self.directory / message.name
                 make_folder(path.parent)
-                with appending(path) as file:
+                with open_append(path) as file:
                     file.write(message.text)
             case Ready(sees_directory=False):
-                self.ferry = _Ferry(self.directory, self.node)
+                self.file_sync = _FileSync(self.directory, self.node)
 
     def _handle_worker(self, worker: str, said: Any) -> None:
-        if self.ferry is not None and isinstance(said, SectionReport):
-            self.ferry.handle(said)
+        if self.file_sync is not None and isinstance(said, SectionReport):
+            self.file_sync.handle(said)
         if isinstance(said, Lost):
             self.workers.discard(worker)
         self.said.append((worker, said))
 
 
-class _Ferry:
+class _FileSync:
     """Transfer of files between the run directory and a node that does not see it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
-        self.arrivals: Arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
+        self.arrivals: IncomingFiles = IncomingFiles(directory, directory / "workers" / f"arriving-{node}")
         self.kept: dict[str, KeptFiles] = {}
         """By member whose files were sent there."""
 
@@ -190,7 +201,7 @@ class _Ferry:
         if isinstance(command, Journaled):
             # As the node's trainer does.
             for name, file in command.files.items():
-                self.kept[name].journaled(file)
+                self.kept[name].note_journaled(file)
         if not isinstance(command, Assign):
             return []
         found = []

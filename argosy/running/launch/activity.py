@@ -4,21 +4,21 @@ import contextlib
 
 import psutil
 
-__all__ = ["activity", "own_activity"]
+__all__ = ["tree_activity", "process_activity"]
 
 BYTES_PER_SECOND = 1e8
 """Bytes read or written that count as one second of CPU time when a worker's progress is judged."""
 
 
-def activity(pid: int) -> float:
+def tree_activity(pid: int) -> float:
     """Return the work of a process and of all its descendants so far, in the unit of `Workers.cpu_seconds`."""
     children: list[int] = []
     with contextlib.suppress(psutil.Error):
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return sum(map(own_activity, (pid, *children)))
+    return sum(map(process_activity, (pid, *children)))
 
 
-def own_activity(pid: int) -> float:
+def process_activity(pid: int) -> float:
     """Return the CPU seconds of a process and of its ended children, plus its reads and writes converted to seconds."""
     found = 0.0
     with contextlib.suppress(psutil.Error):

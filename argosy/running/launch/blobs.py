@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
-from argosy.errors.traces import sources
+from argosy.errors.traces import known_sources
 from argosy.protocol.trainer import Enlist
 from argosy.readings import is_own_module
 from argosy.running.launch.launcher import Job
@@ -33,7 +33,7 @@ from argosy.stream.mapped import MappedFile
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
 
-__all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "enlisting", "from_descriptor", "to_descriptor"]
+__all__ = ["ADVICE", "make_blobs", "write_data_blob", "pickle_members", "make_enlist", "load_blob", "write_blob"]
 
 ADVICE = (
     "Pass a factory that opens files, locks and connections itself (a module-level function, a class, a "
@@ -131,38 +131,45 @@ def _spec(module: str) -> ModuleSpec | None:
     return next(filter(None, (finder.find_spec(module, folders) for finder in sys.meta_path)), None)
 
 
-def dump(members: Iterable[Member]) -> bytes:
+def pickle_members(members: Iterable[Member]) -> bytes:
     """Pickle members; raises StudyError naming the first one that cannot be sent to another process."""
     members = tuple(members)
     try:
         return _dumps(members)
     except Exception as error:  # pickling the user's objects may raise anything
-        raise StudyError(f"{_culprit(members)} cannot be sent to another process: {error!r}. {ADVICE}") from error
+        raise StudyError(
+            f"{_first_unpicklable(members)} cannot be sent to another process: {error!r}. {ADVICE}"
+        ) from error
 
 
-def enlisting(members: tuple[Member, ...]) -> Enlist:
+def make_enlist(members: tuple[Member, ...]) -> Enlist:
     """Return the message that defines members for another process; raises StudyError for one that cannot be sent."""
-    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources(), imported=imported_by(members))
+    return Enlist(
+        definitions=pickle_members(members),
+        path=tuple(sys.path),
+        sources=known_sources(),
+        imported=imported_by(members),
+    )
 
 
-def blobs_of(job: Job) -> dict[str, int]:
+def make_blobs(job: Job) -> dict[str, int]:
     """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders)."""
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
         sent = replace(study.data, on_device=None)
-        data, files = data_to_descriptor(sent)
+        data, files = write_data_blob(sent)
         undone.callback(os.close, data)
-        feeder = to_descriptor((*told, files, imported_by([sent])), "the input of a feeder")
+        feeder = write_blob((*told, files, imported_by([sent])), "the input of a feeder")
         undone.callback(os.close, feeder)
-        trainer = to_descriptor((study.terms, job.settings, imported_by([study.data.on_device])), "Data.on_device")
+        trainer = write_blob((study.terms, job.settings, imported_by([study.data.on_device])), "Data.on_device")
         undone.callback(os.close, trainer)
-        state = to_descriptor(job.process_state, "a warnings filter")
+        state = write_blob(job.process_state, "a warnings filter")
         undone.pop_all()
     return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
 
 
-def to_descriptor(value: Any, what: str) -> int:
+def write_blob(value: Any, what: str) -> int:
     """Write a value into an anonymous memory file; raises StudyError if it cannot be sent to another process."""
     descriptor = memory_file("argosy-blob")
     try:
@@ -173,7 +180,7 @@ def to_descriptor(value: Any, what: str) -> int:
     return descriptor
 
 
-def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
+def write_data_blob(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
     """Write the data into an anonymous memory file.
 
     Returns its descriptor, and the files that the data map; raises StudyError if the data cannot be sent.
@@ -195,7 +202,7 @@ def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
         ) from error
 
 
-def from_descriptor(descriptor: int) -> Any:
+def load_blob(descriptor: int) -> Any:
     """Unpack the value of a memory file.
 
     Its arrays are views of the file; a page that is written becomes private (copy-on-write).
@@ -253,7 +260,7 @@ def _dumps(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _culprit(members: Iterable[Member]) -> str:
+def _first_unpicklable(members: Iterable[Member]) -> str:
     """Return the first member that cannot be pickled."""
     unsendable = (member for member in members if not _is_picklable(member))
     return next((f"member {member.name!r}" for member in unsendable), "the members")

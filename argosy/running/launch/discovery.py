@@ -9,7 +9,7 @@ from argosy.errors import PlanError
 from argosy.running.launch.limits import usable_cores
 from argosy.settings import Settings
 
-__all__ = ["devices_asked", "discover", "node_of"]
+__all__ = ["parse_devices", "discover", "make_node"]
 
 
 def discover(settings: Settings) -> Cluster:
@@ -19,18 +19,18 @@ def discover(settings: Settings) -> Cluster:
     ``cuda:0,1``).
     """
     cores, count = usable_cores(), settings.nodes
-    kind, numbers = devices_asked(settings, default=_default_kind() if settings.devices is None else "cpu")
+    kind, numbers = parse_devices(settings, default=_default_kind() if settings.devices is None else "cpu")
     if kind == "cpu":
         share = numbers[0] if numbers else max(cores // settings.threads // count, 1)
         devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
     else:
-        devices = _dealt(_accelerators(kind, numbers), count)
+        devices = _deal_devices(_accelerators(kind, numbers), count)
     if count == 1:
         return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
-    return Cluster(nodes=tuple(node_of(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
+    return Cluster(nodes=tuple(make_node(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
 
 
-def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
+def parse_devices(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
     """Return the requested kind of devices and the numbers after it: a count for ``cpu``, indices for others, or nothing."""
     kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
@@ -38,13 +38,13 @@ def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tup
     return kind, tuple(map(int, which.split(","))) if which else ()
 
 
-def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
+def make_node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
     """Return one of several nodes, with the node's name in the names of its devices."""
     named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
     return Node(name=name, devices=named, cores=max(cores, 1))
 
 
-def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
+def _deal_devices(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
     share, rest = divmod(len(devices), nodes)
     if rest:
         raise PlanError(
@@ -70,9 +70,9 @@ def _default_kind() -> str:
 
 
 def _accelerators(kind: str, asked: tuple[int, ...]) -> tuple[Device, ...]:
-    from argosy.training.device.devices import kind_of  # which imports torch
+    from argosy.training.device.devices import backend_class  # which imports torch
 
-    there = kind_of(kind).hardware(kind)
+    there = backend_class(kind).hardware(kind)
     numbers = asked or tuple(range(len(there)))
     missing = [number for number in numbers if number >= len(there)]
     if missing or not numbers:

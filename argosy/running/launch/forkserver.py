@@ -25,15 +25,15 @@ from typing import IO, Any
 
 import psutil
 
-from argosy.disk.files import append_descriptor
+from argosy.disk.files import open_append_descriptor
 from argosy.errors import RunError
-from argosy.errors.system import means_refused
+from argosy.errors.system import resources_refused
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer, poll
 from argosy.training.device.heap import allow_tcache, without_tcache
 
-__all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
+__all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "main", "error_line"]
 
 FAREWELL_SECONDS = 5
 """Seconds that workers have to exit by themselves when the run is over."""
@@ -43,7 +43,7 @@ STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
 PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
 """An interpreter that compiles modules as this one does, and does not import from its current folder."""
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that only the driver acts on; workers follow its commands."""
 
 
@@ -67,13 +67,13 @@ class ForkServer:
         try:
             return cls._start()
         except (OSError, MemoryError, RuntimeError) as error:
-            raise means_refused(error, "the fork server cannot be started") or error from error
+            raise resources_refused(error, "the fork server cannot be started") or error from error
 
     @classmethod
     def _start(cls) -> "ForkServer":
         ours, theirs = Peer.pair()
         program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.launch.forkserver import main; main()"
-        with contextlib.ExitStack() as undone, _no_stopped_child():
+        with contextlib.ExitStack() as undone, _kill_stopped_child():
             words = undone.enter_context(os.fdopen(memory_file("argosy-fork-server"), "rb"))
             process = subprocess.Popen(
                 [*PYTHON, program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
@@ -101,14 +101,14 @@ class ForkServer:
         self.channel.send(request, descriptors)
         self.used = True
 
-    def news(self) -> list[tuple[str, int, int | str | None]]:
+    def read_reports(self) -> list[tuple[str, int, int | str | None]]:
         """Return (worker_id, pid, wait status) of workers that started (status None) or ended.
 
         For a worker that could not be forked the status is a sentence. Raises EOFError if the server has ended.
         """
         return self.channel.receive()
 
-    def _ends_within(self, seconds: float) -> bool:
+    def _wait_for_end(self, seconds: float) -> bool:
         """Wait for the server's end without reaping it, so its pid stays reserved; raises ChildProcessError if it was reaped already."""
         until = time.monotonic() + seconds
         while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -128,9 +128,9 @@ class ForkServer:
         # If it was reaped, which the kernel does for a program that ignores SIGCHLD, its pid may be another's; and it may
         # have ended before it had a group.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            if not self._ends_within(FAREWELL_SECONDS + 5):
+            if not self._wait_for_end(FAREWELL_SECONDS + 5):
                 self.process.kill()
-                self._ends_within(math.inf)
+                self._wait_for_end(math.inf)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self._words.closed:
@@ -140,7 +140,7 @@ class ForkServer:
             return words.read().decode(errors="replace")
 
 
-def reason_of(words: str) -> str:
+def error_line(words: str) -> str:
     """Return the line of a fork server's standard error that says why it ended; empty if there is none."""
     return next((line for line in words.splitlines() if "rror" in line and not line[0].isspace()), "")
 
@@ -151,7 +151,7 @@ def _path() -> list[str]:
 
 
 @contextlib.contextmanager
-def _no_stopped_child() -> Iterator[None]:
+def _kill_stopped_child() -> Iterator[None]:
     """Kill a child that this process starts inside the block if that child is stopped.
 
     ``subprocess`` waits until the child's program begins, and would wait forever for a child that was stopped before. A
@@ -180,7 +180,7 @@ def main() -> None:
     """Run the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
     die_with_parent(int(sys.argv[3]))
     allow_tcache(os.environ)  # datasets may start programs
-    from argosy.running.launch.worker import work  # the heavy import, after the tie
+    from argosy.running.launch.worker import run_worker  # the heavy import, after the tie
     from argosy.training.device.devices import choose_kernels
 
     # For all workers: one that could not read the CPU's file would choose other kernels.
@@ -193,14 +193,14 @@ def main() -> None:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for number in IGNORED:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     children: dict[int, str] = {}
     try:
         while True:
             if wake in poll(None, [(channel, channel.unsent), (wake, False)]):
                 os.read(wake, 4096)
-                _tell_ends(channel, children)
+                _report_ended(channel, children)
             channel.flush()
             for request in channel.receive():
                 descriptors = [channel.descriptors.popleft() for _ in range(request["descriptors"])]
@@ -208,9 +208,9 @@ def main() -> None:
                     _import_for_optimizers()
                 worker_id = request["arguments"]["worker_id"]
                 try:
-                    pid = _fork(request, descriptors, work, channel, (wake, wakes))
+                    pid = _fork(request, descriptors, run_worker, channel, (wake, wakes))
                 except OSError as error:
-                    channel.send((worker_id, 0, str(means_refused(error, "it could not be forked") or error)))
+                    channel.send((worker_id, 0, str(resources_refused(error, "it could not be forked") or error)))
                 else:
                     children[pid] = worker_id
                     channel.send((worker_id, pid, None))
@@ -246,7 +246,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
         channel.close()
         for descriptor in wakes:
             os.close(descriptor)
-        code = _become(request, descriptors, work)
+        code = _run_worker(request, descriptors, work)
     except (OSError, RunError) as error:
         print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
     except BaseException:  # process boundary: a worker must never return into the server's loop
@@ -255,11 +255,11 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
         os._exit(code)
 
 
-def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
+def _run_worker(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
     sys.path[:] = request["path"]
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    log = append_descriptor(Path(request["log"]))
+    log = open_append_descriptor(Path(request["log"]))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -268,7 +268,7 @@ def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
     return code
 
 
-def _tell_ends(channel: Peer, children: dict[int, str]) -> None:
+def _report_ended(channel: Peer, children: dict[int, str]) -> None:
     for pid in list(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -15,7 +15,7 @@ from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import Attach, Exit, Lost
 from argosy.running.launch.discovery import discover
 from argosy.running.launch.launcher import Job
-from argosy.running.launch.limits import memory_to_keep_in
+from argosy.running.launch.limits import feeder_cache_bytes
 from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Place
@@ -25,11 +25,11 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
-from argosy.stream.sources import DatasetSource, Filled, keep, open_sources, opened
+from argosy.stream.sources import DatasetSource, Filled, make_opened, open_kept_rows, open_sources
 from argosy.stream.standby import cache_for
 from argosy.study import Member
-from argosy.training.device.devices import backend_of
-from argosy.training.device.process_state import as_found
+from argosy.training.device.devices import open_backend
+from argosy.training.device.process_state import preserve_process_state
 from argosy.training.trainer.trainer import Trainer
 
 __all__ = ["Inline"]
@@ -81,7 +81,7 @@ class InlineWorkers:
             self.job.settings,
             self.job.directory,
             name=name,
-            backend=backend_of(name),
+            backend=open_backend(name),
             emit=lambda message: self.said.append((name, message)),
             listen=lambda: time.monotonic() > self.until,
         )
@@ -133,7 +133,7 @@ class InlineWorkers:
         elif isinstance(command, Attach):
             feeder = self.feeders[command.feeder]
             layouts = {split: source.layout for split, source in feeder.sources.items()}
-            self.trainers[worker].know(feeder.course.lengths, layouts, feeder.orders.shards)
+            self.trainers[worker].set_splits(feeder.course.lengths, layouts, feeder.orders.shards)
         elif isinstance(command, Exit):
             self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
             self.said.append((worker, Lost(detail="it was told to exit")))
@@ -141,7 +141,7 @@ class InlineWorkers:
             self.trainers[worker].obey(command)
 
     def __enter__(self) -> "InlineWorkers":
-        self.leaving.enter_context(as_found())
+        self.leaving.enter_context(preserve_process_state())
         torch.set_num_threads(self.job.settings.threads)
         return self
 
@@ -168,7 +168,7 @@ class _InlineFeeder:
             for mark in command.leg.marks:
                 train = self.sources["train"]
                 assert isinstance(train, DatasetSource)
-                train.know(mark)
+                train.resume_from(mark)
             return list(self.course.begin(command.leg))
         if isinstance(command, Credit):
             self.course.allow(command)
@@ -203,12 +203,12 @@ class _InlineFeeder:
             study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes), shards=command.shards
         )
         self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
-        keep(self.sources, memory_to_keep_in(settings.nodes))
+        open_kept_rows(self.sources, feeder_cache_bytes(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths, shards=self.sources["train"].facts.shards)
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
         self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
-        return opened(self.sources, block_size=block_size, seconds=time.monotonic() - began)
+        return make_opened(self.sources, block_size=block_size, seconds=time.monotonic() - began)
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:
         source = self.sources[place.split]

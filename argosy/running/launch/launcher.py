@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from argosy.cluster import Cluster
-from argosy.planning import policy_called
+from argosy.planning import policy_by_name
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
 from argosy.study import Member, Study
@@ -30,7 +30,7 @@ class Job:
     """State of the process that starts the run; all of its workers take it over."""
 
     def __post_init__(self) -> None:
-        policy_called(self.settings.policy)  # fail before anything is started
+        policy_by_name(self.settings.policy)  # fail before anything is started
 
 
 class Workers(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["memory_limit", "memory_to_keep_in", "only_cores", "quota_cores", "restrict", "usable_cores"]
+__all__ = ["memory_limit", "feeder_cache_bytes", "limit_cores", "quota_cores", "restrict_to_cores", "usable_cores"]
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
@@ -16,17 +16,17 @@ UNLIMITED_BYTES = 2**60
 
 
 @contextlib.contextmanager
-def only_cores(count: int | None) -> Iterator[None]:
+def limit_cores(count: int | None) -> Iterator[None]:
     """Restrict this thread, and what it starts, to at most `count` of its cores; restores the affinity at the end."""
     before = os.sched_getaffinity(0)
-    restrict(0, count)
+    restrict_to_cores(0, count)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
 
 
-def restrict(pid: int, count: int | None) -> None:
+def restrict_to_cores(pid: int, count: int | None) -> None:
     """Restrict a process to the first `count` of its allowed cores; None means all of them."""
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(pid))[:count])
 
@@ -50,7 +50,7 @@ def memory_limit() -> int | None:
     return min(found, default=None)
 
 
-def memory_to_keep_in(nodes: int) -> int:
+def feeder_cache_bytes(nodes: int) -> int:
     """Return the bytes that a feeder may keep: a quarter of its host's free memory, divided among its nodes."""
     left: int = psutil.virtual_memory().available
     return min(left, memory_limit() or left) // (4 * nodes)

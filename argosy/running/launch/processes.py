@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psutil
 
 from argosy.cluster import Cluster
-from argosy.disk.files import appending, make_folder
+from argosy.disk.files import make_folder, open_append
 from argosy.protocol.feeder import Lend
 from argosy.protocol.trainer import Attach, Lost
-from argosy.running.launch.activity import activity, own_activity
+from argosy.running.launch.activity import process_activity, tree_activity
 from argosy.running.launch.discovery import discover
-from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, reason_of
-from argosy.running.launch.limits import restrict
+from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, error_line
+from argosy.running.launch.limits import restrict_to_cores
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
@@ -66,16 +66,16 @@ class Processes:
         self.warm()
         assert self._server is not None
         # The server may be older than the run's limits.
-        restrict(self._server.process.pid, settings.cores)
+        restrict_to_cores(self._server.process.pid, settings.cores)
         return discover(settings)
 
     def open(self, job: "Job") -> "ProcessWorkers":
         """Implement `Launcher.open`: worker processes of this machine."""
         from argosy.running.launch.blobs import (
-            blobs_of,
+            make_blobs,
         )  # imports torch, which an agent does not need because it only passes blobs on
 
-        return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
+        return self.workers(make_blobs(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
 
     def workers(self, blobs: dict[str, int], **rest: Any) -> "ProcessWorkers":
         """Return workers that are given these blobs; `rest` is passed to `ProcessWorkers`."""
@@ -176,9 +176,9 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: "tuple[Member, ...]") -> None:
         """Implement `Workers.enlist`: send the members, pickled."""
-        from argosy.running.launch.blobs import enlisting  # as in `Processes.open`
+        from argosy.running.launch.blobs import make_enlist  # as in `Processes.open`
 
-        self.send(worker, enlisting(members))
+        self.send(worker, make_enlist(members))
 
     def rendezvous(self) -> str:
         """Return the path of a file in a folder that only this user can access."""
@@ -195,11 +195,11 @@ class ProcessWorkers:
         found = self.workers.get(worker)
         if found is None:
             return 0.0
-        return activity(found.pid) if found.pid is not None else own_activity(self.server.process.pid)
+        return tree_activity(found.pid) if found.pid is not None else process_activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Implement `Workers.receive`: wait for connections, and report workers that were lost or killed."""
-        self.let_go()
+        self.flush_commands()
         for key, events in self.selector.select(0 if self.said else timeout):
             # Skip a connection that was closed by an earlier handler of this loop.
             if self.selector.get_map().get(key.fd) is key:
@@ -209,12 +209,12 @@ class ProcessWorkers:
             self._kill_stopped()
         for worker in list(self.workers.values()):
             if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
-                self._let_go_of(worker)
+                self._disconnect(worker)
                 self._lost(worker, worker.ended or "its connection broke")
         said, self.said = self.said, []
         return said
 
-    def let_go(self) -> None:
+    def flush_commands(self) -> None:
         """Write the commands since the last `receive`, as far as connections take them."""
         unsent, self._unsent = self._unsent, []
         for worker, command in unsent:
@@ -271,12 +271,12 @@ class ProcessWorkers:
         try:
             self.said += [(worker.name, message) for message in peer.receive()]
         except EOFError:
-            self._let_go_of(worker)
+            self._disconnect(worker)
             worker.broke = time.monotonic()
             if worker.ended:
                 self._lost(worker, worker.ended)
 
-    def _let_go_of(self, worker: _Worker) -> None:
+    def _disconnect(self, worker: _Worker) -> None:
         """Close the worker's connection, if it has one."""
         if worker.peer is not None:
             self.selector.unregister(worker.peer)
@@ -287,14 +287,14 @@ class ProcessWorkers:
         """Hear of workers that have started or ended."""
         self.server.channel.flush()
         try:
-            for worker_id, pid, status in self.server.news():
+            for worker_id, pid, status in self.server.read_reports():
                 worker = self.workers.get(worker_id.rpartition(" ")[0])
                 if worker is None or worker.worker_id != worker_id:
                     continue  # it was reported lost already
                 if status is None:
                     worker.pid = pid
                 else:
-                    self._ended(worker, status if isinstance(status, str) else _how_it_ended(status))
+                    self._ended(worker, status if isinstance(status, str) else _describe_exit(status))
         except EOFError:
             self._replace_server()
 
@@ -328,9 +328,9 @@ class ProcessWorkers:
         """
         words = self.server.close()
         if words:
-            with contextlib.suppress(OSError), appending(self.directory / "workers" / "fork-server.log") as log:
+            with contextlib.suppress(OSError), open_append(self.directory / "workers" / "fork-server.log") as log:
                 log.write(words.encode(errors="backslashreplace"))
-        return reason_of(words)
+        return error_line(words)
 
     def _kill_stopped(self) -> None:
         """Kill processes stopped for too long, because their trainers or the ring would wait for them forever."""
@@ -377,7 +377,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _how_it_ended(status: int) -> str:
+def _describe_exit(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"it ended with exit code {code}"

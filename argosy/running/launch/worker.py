@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from argosy.errors import ArgosyError, WorkerError
-from argosy.errors.system import files_refused, means_refused, refusals_told
+from argosy.errors.system import explain_refusals, files_refused, resources_refused
 from argosy.errors.traces import trace_of
 from argosy.protocol.trainer import Assign, Attach, DevicePoisoned, Exit, Failed, Measure, Unassign
-from argosy.running.launch.blobs import from_descriptor
-from argosy.running.launch.limits import memory_to_keep_in
+from argosy.running.launch.blobs import load_blob
+from argosy.running.launch.limits import feeder_cache_bytes
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
@@ -26,12 +26,12 @@ from argosy.stream.imported import Imported, check_imported
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, poll
 from argosy.study import Data
-from argosy.training.device.devices import Backend, backend_of
+from argosy.training.device.devices import Backend, open_backend
 from argosy.training.device.heap import keep_freed_memory
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 
-__all__ = ["without_feeder", "work"]
+__all__ = ["without_feeder", "run_worker"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
 LISTEN_SECONDS = 0.01
@@ -42,7 +42,7 @@ LAST_WORD_SECONDS = 5.0
 """Seconds that a worker waits at its end for the driver to take its last messages."""
 
 
-def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
+def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code.
 
     The descriptors are those of its connection to the driver, its blob, its heartbeat, the run's lock and the process
@@ -55,13 +55,13 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver, heartbeat = Peer(socket.socket(fileno=descriptors[0])), Heartbeat.open(descriptors[2])
     try:
         heartbeat.start("unpacking its input", opaque=True)
-        _unpacked(descriptors[4]).apply()  # before any of the user's code runs
-        given = _unpacked(descriptors[1])
+        _unpack(descriptors[4]).apply()  # before any of the user's code runs
+        given = _unpack(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
             _feed(driver, heartbeat, arguments, given, data=descriptors[5])
         else:
-            with refusals_told(Path(arguments["directory"])):
+            with explain_refusals(Path(arguments["directory"])):
                 _train(driver, heartbeat, arguments, given)
     except EOFError:
         return 0  # the driver is gone
@@ -71,7 +71,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         driver.send(DevicePoisoned(detail=str(error), members=error.members))
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
-        told = error if isinstance(error, ArgosyError) else means_refused(error, name)
+        told = error if isinstance(error, ArgosyError) else resources_refused(error, name)
         known = told or WorkerError(
             f"worker {name!r} cannot continue:\n{trace_of(error).strip()}\nFix the error; the same command "
             "resumes the run."
@@ -83,16 +83,16 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     return 0
 
 
-def _unpacked(descriptor: int) -> Any:
+def _unpack(descriptor: int) -> Any:
     """Unpack a value. The user's code may read files meanwhile; their EOFError must not look like the driver's end."""
     try:
-        return from_descriptor(descriptor)
+        return load_blob(descriptor)
     except EOFError as error:
         raise RuntimeError(f"EOFError: {error}") from error
 
 
-def _unpacked_data(descriptor: int, imported: Imported) -> Data:
-    data: Data = _unpacked(descriptor)
+def _unpack_data(descriptor: int, imported: Imported) -> Data:
+    data: Data = _unpack(descriptor)
     check_imported([data], imported)
     return data
 
@@ -104,7 +104,7 @@ def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: 
     torch.set_num_threads(1)
     feed(
         driver,
-        partial(_unpacked_data, data, imported),
+        partial(_unpack_data, data, imported),
         settings,
         name=arguments["name"],
         seed=seed,
@@ -112,7 +112,7 @@ def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: 
         files=files,
         cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
         heartbeat=heartbeat,
-        keep_bytes=memory_to_keep_in(nodes_here),
+        keep_bytes=feeder_cache_bytes(nodes_here),
     )
 
 
@@ -124,7 +124,7 @@ def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given:
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     with heartbeat.busy("opening its device", opaque=True):
-        backend = backend_of(name)
+        backend = open_backend(name)
     commands = _Commands(driver)
     trainer = Trainer(
         terms,
@@ -144,7 +144,7 @@ def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given:
         # A fault of the device can surface in any later call, so the guard checks every error here.
         trainer.guard.check_process((), error)
         if (refused := files_refused(error)) is not None:
-            raise means_refused(refused, name) or error from error
+            raise resources_refused(refused, name) or error from error
         raise
 
 
@@ -247,7 +247,7 @@ class _Blocks:
         self.arrived.clear()
         with self.heartbeat.busy("waiting for its feeder", opaque=True), contextlib.suppress(EOFError):
             self.reader = RingReader(feeder, pin=self.backend.pin)
-            self.trainer.know(self.reader.lengths, self.reader.layouts, self.reader.shards)
+            self.trainer.set_splits(self.reader.lengths, self.reader.layouts, self.reader.shards)
             self.receive()
 
     def receive(self) -> None:

@@ -28,12 +28,12 @@ def load(directory: str | Path, *, study: Study | Search | None = None) -> Repor
     the directory holds no run yet, or another search.
     """
     if not isinstance(study, Search):
-        return loading.load(directory, study=study)
+        return loading.load_report(directory, study=study)
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     directory = user_path(directory)
     events = read_journal(directory)
     tuner = Tuner.of(study, events)
-    tuner.recall(events, RunState.of(events))
-    found = loading.load(directory, study=tuner.study)
+    tuner.replay(events, RunState.of(events))
+    found = loading.load_report(directory, study=tuner.study)
     return SearchReport.of(found, timeline(directory), tuner.sampling.study)

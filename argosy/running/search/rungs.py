@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from argosy.cluster import Device
 from argosy.planning import Situation
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import check_memory_fit
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile, pack_memory_bytes
 from argosy.tuning.packing import Candidate, Packing
 
-__all__ = ["InPacks"]
+__all__ = ["PackPolicy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InPacks:
+class PackPolicy:
     """A policy (`planning.policy.Policy`) that trains in packs; a pack trains until its last member leaves, and none joins it."""
 
     name: str
@@ -24,7 +24,7 @@ class InPacks:
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Return a pack for each free device while trials wait; the shortest rung comes first, and in it the first trials."""
-        require_fit(situation.waiting, situation.devices)
+        check_memory_fit(situation.waiting, situation.devices)
         left = {profile.member: profile for profile in situation.waiting}
         flotillas = []
         for device in situation.free:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.running.directory.study_json import spell
+from argosy.running.directory.study_json import format_factory
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.search import Search
 
@@ -26,14 +26,14 @@ def terms_of(search: Search, trials: int, *, brackets: Brackets, in_waves: bool 
     more = {
         **({AT_ONCE: search.at_once} if in_waves else {}),
         **({"others": {name: objectives.modes[name] for name in others}} if others else {}),
-        **({"constraints": _spelled(search.constraints)} if search.constraints is not None else {}),
+        **({"constraints": _format_sampler(search.constraints)} if search.constraints is not None else {}),
     }
     return {
         "seed": search.seed,
         "scheduler": search.scheduler,
         "eta": search.eta,
         "brackets": brackets,
-        "sampler": "random" if search.sampler is None else _spelled(search.sampler),
+        "sampler": "random" if search.sampler is None else _format_sampler(search.sampler),
         "objective": objectives.first,
         "mode": objectives.mode,
         "max_epochs": search.max_epochs,
@@ -44,8 +44,8 @@ def terms_of(search: Search, trials: int, *, brackets: Brackets, in_waves: bool 
     }
 
 
-def _spelled(factory: Any) -> str:
-    return ADDRESS.sub("", spell(factory))
+def _format_sampler(factory: Any) -> str:
+    return ADDRESS.sub("", format_factory(factory))
 
 
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.results.fold import MemberState, RunState
-from argosy.stopping import Either, Stop, better
+from argosy.stopping import Either, Stop, is_better
 from argosy.study import Member
-from argosy.tuning.objectives import Objectives, reached
+from argosy.tuning.objectives import Objectives, reached_metrics
 
-__all__ = ["Trial", "members_of"]
+__all__ = ["Trial", "build_members"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Trial:
     """Metrics and totals at that section, means of the members."""
     constrained: tuple[float, ...] = ()
     """Constraint values at that section."""
-    told: int = 0
+    reported_sections: int = 0
     """Number of sections whose results were reported; later members do not report these again."""
     failed: str = ""
     """Why the other members end, if one of several has failed."""
@@ -54,7 +54,7 @@ class Trial:
     @property
     def own_epochs(self) -> float | None:
         """Epochs after which its members' own rules end it at the latest; None if they have none, or none with a bound."""
-        # `members_of` has combined each member's own rule with the search's limit; the own rule is first.
+        # `build_members` has combined each member's own rule with the search's limit; the own rule is first.
         rules = (member.stop.first for member in self.members if isinstance(member.stop, Either))
         return min((rule.max_epochs for rule in rules if rule.max_epochs is not None), default=None)
 
@@ -78,42 +78,44 @@ class Trial:
             ended = [one.sections[self._sections_ended].metrics for one in here]
             value = sum(metrics.get(objectives.first, math.nan) for metrics in ended) / len(here)
             self._sections_ended += 1
-            if self._sections_ended > behind and better(value, self.best, objectives.mode):
+            if self._sections_ended > behind and is_better(value, self.best, objectives.mode):
                 self.best = value
-                self.reached = reached((one.sections[: self._sections_ended], one.parameters) for one in here)
+                self.reached = reached_metrics((one.sections[: self._sections_ended], one.parameters) for one in here)
                 self.constrained = objectives.constrained(self.reached)
-            if self._sections_ended > self.told:
-                self.told = self._sections_ended
+            if self._sections_ended > self.reported_sections:
+                self.reported_sections = self._sections_ended
                 yield self._sections_ended, value
 
-    def is_between(self, here: Sequence[MemberState], most: int) -> bool:
+    def is_between_rungs(self, here: Sequence[MemberState], most: int) -> bool:
         """Return whether its members have finished their rung, and another rung may follow before `most` sections."""
         return self.sections is not None and self.sections <= min(len(one.history) for one in here) < most
 
-    def ends_with_others(self, one: MemberState, state: RunState) -> str | None:
+    def shared_end_reason(self, one: MemberState, state: RunState) -> str | None:
         """Return why a member ends because another member of the trial has; None if it goes on."""
         if len(self.members) == 1 or self.failed:
             return self.failed or None
-        first = self.ends_with(self.here(state))
+        first = self.first_ended(self.here(state))
         if first is None or first.name == one.name or len(one.history) < len(first.history):
             return None
         return f"{first.name} ended after section {len(first.history)}"
 
-    def ends_with(self, here: Sequence[MemberState]) -> MemberState | None:
+    def first_ended(self, here: Sequence[MemberState]) -> MemberState | None:
         """Return the first member that ended by its own stopping rule; the others end after the same section."""
         rules = zip(self.members, here, strict=True)
         ended = (one for member, one in rules if member.stop and member.stop.reason(one.history) is not None)
         return min(ended, key=lambda one: len(one.history), default=None)
 
 
-def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: Stop) -> tuple[str, tuple[Member, ...]]:
+def build_members(
+    built: Any, parameters: Mapping[str, Any], suffix: str, limit: Stop
+) -> tuple[str, tuple[Member, ...]]:
     """Return a trial's name and members from the result of `Search.build`; the members end by `limit` at the latest.
 
     Raises StudyError if the result cannot be trained.
     """
     if isinstance(built, Member):
         name = f"{built.name}-{suffix}"
-        return name, (replace(built, name=name, stop=_ended(built, limit)),)
+        return name, (replace(built, name=name, stop=_with_limit(built, limit)),)
     several = built if isinstance(built, list | tuple) else ()
     repeated = {one.repetition.of for one in several if isinstance(one, Member) and one.repetition is not None}
     if len(repeated) != 1 or not all(isinstance(one, Member) and one.repetition is not None for one in several):
@@ -123,15 +125,15 @@ def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: St
             "mean of that list."
         )
     name = f"{repeated.pop()}-{suffix}"
-    renamed = tuple(_renamed(one, name, limit) for one in several)
+    renamed = tuple(_rename(one, name, limit) for one in several)
     return name if len(renamed) > 1 else renamed[0].name, renamed
 
 
-def _renamed(member: Member, of: str, limit: Stop) -> Member:
+def _rename(member: Member, of: str, limit: Stop) -> Member:
     assert member.repetition is not None
     name = f"{of}-{member.repetition.under}"
-    return replace(member, name=name, repetition=replace(member.repetition, of=of), stop=_ended(member, limit))
+    return replace(member, name=name, repetition=replace(member.repetition, of=of), stop=_with_limit(member, limit))
 
 
-def _ended(member: Member, limit: Stop) -> Stop:
+def _with_limit(member: Member, limit: Stop) -> Stop:
     return limit if member.stop is None else member.stop | limit

@@ -19,13 +19,13 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
-from argosy.results.fold import OVER, MemberState, RunState
-from argosy.running.control.clone import newest_file
+from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
+from argosy.running.control.clone import newest_checkpoint
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.running.search.populations import Population
-from argosy.running.search.rungs import InPacks
+from argosy.running.search.rungs import PackPolicy
 from argosy.running.search.terms import check_terms, terms_of
-from argosy.running.search.trials import Trial, members_of
+from argosy.running.search.trials import Trial, build_members
 from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
@@ -33,10 +33,10 @@ from argosy.tuning.hyperband import Brackets
 from argosy.tuning.objectives import Objectives
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import Copy, Outcome, Sampling, default_sampler
+from argosy.tuning.sampling import Outcome, Sampling, StorageMirror, default_sampler
 from argosy.tuning.scheduler import Scheduler, is_out
 from argosy.tuning.search import Search, Store
-from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
+from argosy.tuning.waves import default_wave_size, explain_no_learning, groups, waves
 
 __all__ = ["Tuner"]
 
@@ -76,7 +76,7 @@ class Tuner:
         self.waves: tuple[range, ...] = self._waves()
         """Numbers of the trials that are sampled together, once all earlier ones are settled."""
         self.learns: bool = self.sampling.learns and len(self.waves) > 1
-        self.copy: Copy | None = None
+        self.copy: StorageMirror | None = None
         self.members: list[Member] = []
         self.trials: list[Trial] = []
         self.trial_of: dict[str, Trial] = {}
@@ -106,7 +106,7 @@ class Tuner:
             known = (cls(replace(search, sampler=sampler)) for sampler in (usual, default_sampler(1, None)))
             return next((one for one in known if one.terms["sampler"] == begun.get("sampler")), None) or cls(search)
         learning = cls(replace(search, sampler=usual))
-        learns = why_nothing_is_learnt(learning.search, learning.waves, startup=learning.sampling.startup) is None
+        learns = explain_no_learning(learning.search, learning.waves, startup=learning.sampling.startup) is None
         return learning if learns else cls(search)
 
     def _population(self) -> Population | None:
@@ -123,13 +123,13 @@ class Tuner:
         together = groups(self.scheduler, order=self.brackets)
         if not self.sampling.learns or self.population is not None:
             return waves(together, most=None)
-        few = None if self.search.scheduler == "hyperband" else part(self.total)
+        few = None if self.search.scheduler == "hyperband" else default_wave_size(self.total)
         return waves(together, most=self.search.at_once or few)
 
     def warn(self) -> None:
         """Warn if a sampler that could learn does not, and name the setting that lets it."""
         if self.search.sampler is not None and self.sampling.can_learn:
-            why = why_nothing_is_learnt(self.search, self.waves, startup=self.sampling.startup)
+            why = explain_no_learning(self.search, self.waves, startup=self.sampling.startup)
             if why:
                 warnings.warn(f"the sampler of this search learns nothing: {why}.", UserWarning, stacklevel=4)
 
@@ -145,11 +145,11 @@ class Tuner:
         return self.search.study(self.members)
 
     @property
-    def policy(self) -> InPacks | None:
+    def policy(self) -> PackPolicy | None:
         """Policy that packs rungs; None if the planner packs."""
         packs, seed = self.search.packs, self.search.seed
         packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
-        return None if packing is None else InPacks(name=packs, packing=packing, candidate=self._candidate)
+        return None if packing is None else PackPolicy(name=packs, packing=packing, candidate=self._candidate)
 
     def _candidate(self, member: str) -> tuple[int, Candidate] | None:
         trial = self.trial_of.get(member)
@@ -160,7 +160,7 @@ class Tuner:
 
     # ---- earlier drivers
 
-    def recall(self, events: Sequence[Event], state: RunState) -> None:
+    def replay(self, events: Sequence[Event], state: RunState) -> None:
         """Restore the state that earlier drivers journaled; raises RunError if they ran no search, or another one."""
         if not any(isinstance(event, RunStarted) for event in events):
             return  # no driver has trained yet, so the terms may have been changed since
@@ -185,7 +185,7 @@ class Tuner:
             elif isinstance(event, MemberEnded) and event.status == "done":
                 self._note_end(event, present=present)
             elif isinstance(event, Proposed):
-                self._recall(event, then)
+                self._replay_proposal(event, then)
         self._handle_all(state)
 
     def _note_end(self, event: MemberEnded, *, present: bool) -> None:
@@ -196,20 +196,20 @@ class Tuner:
         else:
             self._older.add(event.member)
 
-    def _recall(self, event: Proposed, state: RunState) -> None:
+    def _replay_proposal(self, event: Proposed, state: RunState) -> None:
         if event.trial < len(self.trials):
             trial = self.trials[event.trial]
-            self._tell(trial, state)
+            self._report_sections(trial, state)
             assert event.sections is not None
             self._begin_anew(trial, event.sections)
         else:
             if self.learns and any(event.trial == wave.start for wave in self.waves):
                 self._handle_all(state)
-            self._take_up(*self.sampling.again(event.parameters), sections=event.sections)
+            self._add_trial(*self.sampling.again(event.parameters), sections=event.sections)
 
     def _handle_all(self, state: RunState) -> None:
         for trial in self.trials:
-            self._tell(trial, state)
+            self._report_sections(trial, state)
         self._handle_over(state)
 
     def check_enqueued(self) -> None:
@@ -223,8 +223,8 @@ class Tuner:
 
     def show(self, directory: Path, store: Store) -> None:
         """Copy the search to Optuna's storage, and keep the copy up to date from now on."""
-        self.copy = Copy(directory, store, modes=self.sampling.modes)
-        self.copy.settle(self.sampling.frozen())
+        self.copy = StorageMirror(directory, store, modes=self.sampling.modes)
+        self.copy.settle(self.sampling.frozen_trials())
         self._changed.clear()
 
     def leave(self, state: RunState) -> None:
@@ -242,24 +242,24 @@ class Tuner:
         if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
         here = state.member(member)
-        self._tell(trial, state)
-        why = trial.ends_with_others(here, state)
+        self._report_sections(trial, state)
+        why = trial.shared_end_reason(here, state)
         if why is not None:
             return Verdict(Fate.END, why)
         if member in self._ended and here.status == "done":
             return Verdict(Fate.END, self._ended[member])
         if trial.sections is not None:
             # The member's stopping rule ends it at its rung; the trial may then continue as another member.
-            return self._on(trial, max(trial.sections - len(here.history), 1))
+            return self._go_on_verdict(trial, max(trial.sections - len(here.history), 1))
         left = self.scheduler.budget(trial.number) - len(here.history)
         if left > 0:
-            return self._on(trial, left)
+            return self._go_on_verdict(trial, left)
         reason = self.scheduler.out(trial.number)
         if reason is None:
             return Verdict(Fate.REST, f"waits for others after section {len(here.history)}")
         return Verdict(Fate.END, reason)
 
-    def _on(self, trial: Trial, left: int) -> Verdict:
+    def _go_on_verdict(self, trial: Trial, left: int) -> Verdict:
         """Return a verdict to continue for `left` sections; a trial of several members is judged after each section."""
         # A whole population rests at the end of a generation.
         longest = None if self.population is None else left
@@ -268,19 +268,19 @@ class Tuner:
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """Return the resting members that may now train further, or must end."""
         self._sweep(state)
-        return [name for name in resting if name in self.trial_of and self._waits_no_more(name, state)]
+        return [name for name in resting if name in self.trial_of and self._is_called(name, state)]
 
-    def _waits_no_more(self, name: str, state: RunState) -> bool:
+    def _is_called(self, name: str, state: RunState) -> bool:
         trial, here = self.trial_of[name], state.member(name)
         if self.scheduler.budget(trial.number) > len(here.history) or self.scheduler.out(trial.number) is not None:
             return True
-        return trial.ends_with_others(here, state) is not None
+        return trial.shared_end_reason(here, state) is not None
 
-    def to_come(self, state: RunState) -> float:
+    def epochs_to_come(self, state: RunState) -> float:
         """Return the epochs that all trials together have left, as far as is known."""
         done = sum(len(state.member(member.name).own_sections) for member in self.members)
         several = len(self.trials[0].members) if self.trials else 1
-        in_all = self.scheduler.foreseen(again=not self.search.warm) * several
+        in_all = self.scheduler.expected_sections(again=not self.search.warm) * several
         return max(in_all - done, 0) / self.search.validations_per_epoch
 
     # ---- the bringer
@@ -299,13 +299,13 @@ class Tuner:
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """Propose trials that start from scratch at their next rung, and new trials."""
         self._write()
-        again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
+        again = [self._propose_again(trial) for trial in list(self._open.values()) if self._has_next_rung(trial, state)]
         return [*again, *self._propose(self._count(state), state)]
 
     def _count(self, state: RunState) -> int:
         """Return how many new trials may be sampled now."""
         begun = len(self.trials)
-        count = self.scheduler.wanted(begun)
+        count = self.scheduler.wanted_trials(begun)
         wave = next((wave for wave in self.waves if begun in wave), None)
         if count and wave is not None:
             settled = all(self._is_settled(trial, state) for trial in self._open.values() if trial.number < wave.start)
@@ -316,28 +316,31 @@ class Tuner:
 
     def _is_settled(self, trial: Trial, state: RunState) -> bool:
         """Return whether an open trial rests until other trials have reached its rung."""
-        if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
+        if (
+            trial.reported_sections < self.scheduler.budget(trial.number)
+            or self.scheduler.out(trial.number) is not None
+        ):
             return False
         here = trial.here(state)
-        if min(len(one.history) for one in here) < trial.told:
+        if min(len(one.history) for one in here) < trial.reported_sections:
             return False  # it repeats sections that a killed driver had not saved, and may end in them
-        return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
+        return trial.is_between_rungs(here, self.search.most) or trial.first_ended(here) is None
 
     def has_more(self, state: RunState) -> bool:
         """Return whether trials may still be added, or start from scratch at a next rung."""
         self._sweep(state)
-        begin_anew = any(self._goes_on_anew(trial, state) for trial in self._open.values())
-        return begin_anew or self.scheduler.wanted(len(self.trials)) > 0
+        begin_anew = any(self._has_next_rung(trial, state) for trial in self._open.values())
+        return begin_anew or self.scheduler.wanted_trials(len(self.trials)) > 0
 
     def _training(self, state: RunState) -> int:
         """Return the number of trials that train or are about to, including those that have used their budget but are still leaving."""
         return sum(
-            trial.told < self.scheduler.budget(trial.number)
+            trial.reported_sections < self.scheduler.budget(trial.number)
             or any(one.status == "training" for one in trial.here(state))
             for trial in self._open.values()
         )
 
-    def _goes_on_anew(self, trial: Trial, state: RunState) -> bool:
+    def _has_next_rung(self, trial: Trial, state: RunState) -> bool:
         """Return whether a trial that starts from scratch at each rung has another rung to train."""
         if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
             return False
@@ -358,19 +361,19 @@ class Tuner:
             return self._propose_clone(self.trials[source], state)
         parameters, built_from = self.sampling.ask()
         if self.population is not None:
-            self.population.movable(parameters)
+            self.population.changeable_parameters(parameters)
         sections = None if self.search.warm else self.scheduler.budget(number)
-        return self._newcomer(self._take_up(parameters, built_from, sections=sections))
+        return self._newcomer(self._add_trial(parameters, built_from, sections=sections))
 
     def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
         """Propose a clone; returns None while its source has not saved its current state."""
         assert self.population is not None
         here = state.member(source.member.name)
-        if here.status not in OVER and not self.population.is_saved(source, here):
+        if here.status not in FINAL_STATUSES and not self.population.is_saved(source, here):
             return None
         parameters = self.population.explored(source)
-        trial = self._take_up(*self.sampling.again(parameters), sections=None)
-        return replace(self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_file(here)))
+        trial = self._add_trial(*self.sampling.again(parameters), sections=None)
+        return replace(self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_checkpoint(here)))
 
     def _propose_again(self, trial: Trial) -> Newcomer:
         self._begin_anew(trial, self.scheduler.budget(trial.number))
@@ -388,7 +391,7 @@ class Tuner:
         )
         return Newcomer(members=trial.members, proposed=proposed)
 
-    def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
+    def _add_trial(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
         number = len(self.trials)
         name, members = self._build(number, parameters, built_from, sections)
         trial = Trial(
@@ -420,7 +423,7 @@ class Tuner:
     ) -> tuple[str, tuple[Member, ...]]:
         built = self.search.member(dict(built_from), sections or self.search.most)
         epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
-        name, members = members_of(built, parameters, f"{suffix}", MaxEpochs(epochs))
+        name, members = build_members(built, parameters, f"{suffix}", MaxEpochs(epochs))
         if len(members) > 1 and self.search.scheduler == "pbt":
             raise StudyError(
                 f"build({dict(parameters)}) returned {len(members)} members, but scheduler 'pbt' clones trials of "
@@ -432,7 +435,7 @@ class Tuner:
 
     # ---- results of trials
 
-    def _tell(self, trial: Trial, state: RunState) -> None:
+    def _report_sections(self, trial: Trial, state: RunState) -> None:
         """Report a trial's best result so far to the scheduler and Optuna, for each new section.
 
         The scheduler of a population gets the current value instead.
@@ -450,19 +453,19 @@ class Tuner:
     def _sweep(self, state: RunState) -> None:
         """Check which trials have ended since the last time."""
         # This needs the current state: in an earlier one, members that had ended when the terms changed may still be training.
-        self._older = {name for name in self._older if state.member(name).status in OVER}
+        self._older = {name for name in self._older if state.member(name).status in FINAL_STATUSES}
         self._handle_over(state)
 
     def _handle_over(self, state: RunState) -> None:
         """Handle the trials that are over in a state: the current one, or the one when the sampler was asked."""
         for trial in list(self._open.values()):
             here = trial.here(state)
-            under_way = [one for one in here if one.status not in OVER]
-            wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
+            under_way = [one for one in here if one.status not in FINAL_STATUSES]
+            wrong = next((one for one in here if one.status in FINAL_STATUSES and one.status != "done"), None)
             if wrong is not None or not under_way:
                 self._handle_ended(trial, here, wrong, state)
-            elif here[0].inherited is not None and not trial.told:
-                self._tell(trial, state)
+            elif here[0].inherited is not None and not trial.reported_sections:
+                self._report_sections(trial, state)
 
     def _handle_ended(
         self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState
@@ -471,17 +474,17 @@ class Tuner:
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
         # A trial that ended by its own rule does not continue under new terms either.
-        older = older and trial.ends_with(here) is None
+        older = older and trial.first_ended(here) is None
         if trial.sections is not None or not older or out:
-            self._tell(trial, state)
-            if out or wrong is not None or not trial.is_between(here, self.search.most):
+            self._report_sections(trial, state)
+            if out or wrong is not None or not trial.is_between_rungs(here, self.search.most):
                 self._end(trial, here, wrong)
 
     def _end(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None) -> None:
         outcome: Outcome = "failed"
         if wrong is None:
             self._ended.update((one.name, one.reason) for one in here)
-            over = trial.ends_with(here) is not None
+            over = trial.first_ended(here) is not None
             # If neither the scheduler nor its present rule explains the end, an earlier version of the rule ended it.
             out = self.scheduler.out(trial.number) is not None or is_out(here[0].reason)
             # If a trial starts from scratch at each rung, the rule of its last member is that of the rung.
@@ -500,6 +503,6 @@ class Tuner:
     def _write(self) -> None:
         """Write the changed trials to Optuna's storage."""
         if self.copy is not None and self._changed:
-            trials = self.sampling.frozen()
+            trials = self.sampling.frozen_trials()
             self.copy.show([trials[number] for number in sorted(self._changed)])
             self._changed.clear()

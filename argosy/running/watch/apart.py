@@ -19,7 +19,7 @@ from typing import Any
 
 from argosy.disk.files import make_folder, replacing
 from argosy.protocol.events import Event
-from argosy.protocol.feeder import Flowing
+from argosy.protocol.feeder import FeederProgress
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
@@ -27,7 +27,7 @@ from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.study import Study
 
-__all__ = ["Apart"]
+__all__ = ["ThreadedView"]
 
 TICK_SECONDS = 0.1
 """Least seconds between two ticks of a view."""
@@ -37,7 +37,7 @@ FAREWELL_SECONDS = 0.25
 Call = Callable[[View], None]
 
 
-class Apart:
+class ThreadedView:
     """A view that calls another view in its own thread; the other one need not be thread-safe."""
 
     def __init__(self, view: View) -> None:
@@ -61,7 +61,7 @@ class Apart:
     def begin(self, job: Job, state: RunState) -> None:
         """Start the view's thread, with its own copy of the state."""
         self._log = job.directory / "workers" / "view.log"
-        self._state = state.copied()
+        self._state = state.deep_copy()
         self._kept.append(lambda view: view.begin(job, self._state))
         self._thread.start()
         self._hand_over()
@@ -79,7 +79,7 @@ class Apart:
         """Keep the message for the next tick; of repeated messages only the newest."""
         if self._over:
             return
-        if isinstance(message, Progress | Flowing):
+        if isinstance(message, Progress | FeederProgress):
             self._newest[worker, type(message)] = message
         else:
             self._kept.append(partial(self._tell, worker, message))

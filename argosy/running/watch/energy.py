@@ -38,7 +38,7 @@ class Meter:
         return meter
 
     @property
-    def told(self) -> dict[str, float]:
+    def joules(self) -> dict[str, float]:
         """Joules so far, by counter."""
         return {name: round(joules, 1) for name, joules in self._joules.items()}
 

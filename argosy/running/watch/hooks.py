@@ -17,10 +17,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from argosy.disk.files import appending, make_folder, replacing
-from argosy.disk.json_values import finite
+from argosy.disk.files import make_folder, open_append, replacing
+from argosy.disk.json_values import without_infinities
 from argosy.errors import RunError
-from argosy.errors.wording import last_line, visible
+from argosy.errors.wording import escape_unprintable, last_line
 from argosy.protocol.events import MemberEnded
 from argosy.results.fold import RunState
 from argosy.results.repetitions import Leader
@@ -66,9 +66,9 @@ class Hooked:
             self._calls.put(None)
             self._thread.join(3 * SECONDS)
         for sentence in self._wrong:
-            print(visible(sentence), file=sys.stderr)
+            print(escape_unprintable(sentence), file=sys.stderr)
 
-    def ended(self, report: Report, leader: Leader | None) -> None:
+    def run_on_end(self, report: Report, leader: Leader | None) -> None:
         """Run ``on_end``; the run has ended, and another driver may already use its directory."""
         best = leader.to_json() if leader else None
         facts = {"objective": report.objective, "best": best, "members": report.table()}
@@ -125,7 +125,7 @@ class Hooked:
         make_folder(workers)
         told = workers / f"on-{'-'.join([event, *([facts['member']] if 'member' in facts else [])])}.json"
         with replacing(told) as file:
-            file.write(json.dumps(finite(facts), default=str).encode())
+            file.write(json.dumps(without_infinities(facts), default=str).encode())
         environment = {
             **os.environ,
             "ARGOSY_FACTS": str(told),
@@ -133,7 +133,7 @@ class Hooked:
         }
         for name in ("event", "directory", "status", "reason", "member"):
             environment[f"ARGOSY_{name.upper()}"] = last_line(facts.get(name, "")).replace("\0", "")
-        with appending(workers / "hooks.log") as log:
+        with open_append(workers / "hooks.log") as log:
             process = subprocess.Popen(
                 ["sh", "-c", str(self._commands[event])],
                 cwd=self._folder,

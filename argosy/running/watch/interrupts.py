@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["interrupts"]
+__all__ = ["pausing_on_signal"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Job schedulers such as Slurm can send SIGUSR1 some time before a job's end; a terminal that is closed sends SIGHUP."""
 
 
 @contextmanager
-def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
+def pausing_on_signal(pause: Callable[[str], None]) -> Iterator[None]:
     """Handle signals inside the block: the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP calls `pause` with a reason, then the old handler.
 
     Ignored signals stay ignored; shells set this for background jobs. Only the main thread can set handlers, so in

@@ -12,7 +12,7 @@ __all__ = ["Silent", "View"]
 
 
 class View(Protocol):
-    """Displays a run. `argosy.running.watch.apart.Apart` keeps its errors and delays from affecting the run."""
+    """Displays a run. `argosy.running.watch.apart.ThreadedView` keeps its errors and delays from affecting the run."""
 
     def begin(self, job: Job, state: RunState) -> None:
         """Begin to watch; `state` is folded from the run's journal, and is kept up to date."""

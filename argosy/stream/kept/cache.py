@@ -20,12 +20,12 @@ import numpy as np
 
 from argosy.disk.cached import cache_folder
 from argosy.disk.files import check_directory, replacing
-from argosy.disk.json_values import conforming, parsed
-from argosy.disk.scratch import in_use, is_left
+from argosy.disk.json_values import convert, parse_json
+from argosy.disk.scratch import is_abandoned, is_locked
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
-from argosy.stream.kept.rows import ROWS, Rows, marked
-from argosy.stream.kept.witnesses import Witnesses, fresh_record, stale
+from argosy.stream.kept.rows import ROWS, Rows, read_marks
+from argosy.stream.kept.witnesses import Witnesses, fresh_record, why_stale
 
 __all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "header_of"]
 
@@ -93,7 +93,7 @@ class Entry:
     def found(self) -> int:
         """Number of kept samples; 0 if another process has just deleted them."""
         try:
-            return int(np.count_nonzero(marked(self.folder)))
+            return int(np.count_nonzero(read_marks(self.folder)))
         except FileNotFoundError:
             return 0
 
@@ -128,7 +128,7 @@ class RowCache:
         for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
             change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):
-                change = stale(entry.folder / NOTES, key.roots)
+                change = why_stale(entry.folder / NOTES, key.roots)
             if not change and (found := self._placed(entry, key)) is not None:
                 os.utime(found.folder / HEADER)
                 self._used.add(found.folder.name)
@@ -147,10 +147,10 @@ class RowCache:
         They are moved to the key's place if their own folders no longer exist, or only the working directory differs.
         """
         roots = entry.header.roots
-        if roots == key.place or marked(entry.folder)[: entry.header.count].all():
+        if roots == key.place or read_marks(entry.folder)[: entry.header.count].all():
             return entry
         moved = roots[:-1] == key.place[:-1] or not any(Path(root).exists() for root in roots[:-1])
-        if not moved or in_use(entry.folder / ROWS):
+        if not moved or is_locked(entry.folder / ROWS):
             return None
         folder, header = self.folder / key.name, replace(entry.header, roots=key.place)
         try:
@@ -211,7 +211,7 @@ class RowCache:
         wanted = min(bytes_wanted, most)
         for number, entry in enumerate(entries if wanted else (), start=1):
             surplus = len(entries) - number >= MOST
-            spared = entry.folder.name in self._used or in_use(entry.folder / ROWS)
+            spared = entry.folder.name in self._used or is_locked(entry.folder / ROWS)
             if (surplus or taken + wanted > most) and not spared:
                 self.discard(entry.folder)
                 taken -= entry.bytes
@@ -220,7 +220,7 @@ class RowCache:
     def _sweep(self) -> None:
         """Delete temporary folders of killed processes."""
         for folder in self.folder.glob(".*"):
-            if is_left(folder):
+            if is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
@@ -255,7 +255,7 @@ def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]
 def _header(folder: Path) -> Header | None:
     """Return the header of kept rows; None if there are none, or they have another version."""
     try:
-        found: Header = conforming(parsed((folder / HEADER).read_text()), Header, "it")
+        found: Header = convert(parse_json((folder / HEADER).read_text()), Header, "it")
     except (OSError, ValueError):
         return None
     return found if found.version == VERSION else None

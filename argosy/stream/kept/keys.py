@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from argosy.readings import is_installed
-from argosy.stream.code_digest import Code, Content, Global, Opaque, attributes_of
+from argosy.stream.code_digest import Code, Content, Global, UnreadableContent, attributes_of
 from argosy.stream.kept.witnesses import Roots
-from argosy.stream.padding import given
+from argosy.stream.padding import unwrap_padding
 
 __all__ = ["Key", "key_of"]
 
@@ -78,13 +78,13 @@ class Key:
 
     def note_use(self, dataset: Any) -> None:
         """Note what the first samples changed, so that if the Dataset is opened again in this process, it counts with its earlier values."""
-        dataset = given(dataset)
+        dataset = unwrap_padding(dataset)
         now, _ = _parts(dataset, Code(self.whole))
         changed = {name: self.parts.get(name) for name, digest in now.items() if self.parts.get(name) != digest}
         USED.note(dataset, changed, self.whole)
 
 
-class _Used:
+class _ChangedParts:
     """What samples have changed in this process, with the earlier digests; None for what did not exist before.
 
     A counter or a cache does not decide samples: they are equal before and after. For a changed global, the earlier digest counts for all
@@ -123,7 +123,7 @@ def _held(part: Any) -> Any:
     return part.value if isinstance(part, Global) else part
 
 
-USED = _Used()
+USED = _ChangedParts()
 
 
 def key_of(dataset: Any) -> Key:
@@ -131,8 +131,8 @@ def key_of(dataset: Any) -> Key:
 
     For padded samples, it is the key of the Dataset as it was given, with the lengths to which they are padded.
     """
-    if given(dataset) is not dataset:
-        key = key_of(given(dataset))
+    if unwrap_padding(dataset) is not dataset:
+        key = key_of(unwrap_padding(dataset))
         return replace(key, parts={**key.parts, "Data.ragged": repr(dataset.ragged)})
     whole = Content()
     parts, opaque = _parts(dataset, Code(whole))
@@ -159,22 +159,22 @@ def key_of(dataset: Any) -> Key:
 
 
 def _subject(dataset: Any) -> str:
-    dataset = given(dataset)
+    dataset = unwrap_padding(dataset)
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _parts(dataset: Any, code: Code) -> tuple[dict[str, str], dict[str, Opaque]]:
+def _parts(dataset: Any, code: Code) -> tuple[dict[str, str], dict[str, UnreadableContent]]:
     """Return the digests of a Dataset's class, of what it refers to, and of its attributes; and for parts without a digest, the reason."""
     values = attributes_of(dataset)
     named = {f"its {name}": value for name, value in values.items()}
     named["its class"] = type(dataset) if values else dataset
     if values and isinstance(dataset, ITEMS):
         named["its items"] = dataset
-    parts, opaque, further = dict[str, str](), dict[str, Opaque](), dict[str, str]()
+    parts, opaque, further = dict[str, str](), dict[str, UnreadableContent](), dict[str, str]()
     for name, value in named.items():
         try:
             reading = code.read(value)
-        except Opaque as error:
+        except UnreadableContent as error:
             parts[name], opaque[name] = "opaque", error
             continue
         parts[name] = reading.said

@@ -13,14 +13,14 @@ import numpy as np
 
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
-from argosy.stream.code_digest import Opaque
+from argosy.stream.code_digest import UnreadableContent
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
-from argosy.stream.kept.rows import Rows, marked
+from argosy.stream.kept.rows import Rows, read_marks
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_in
-from argosy.stream.probing import Facts, length_of, probe
-from argosy.stream.samples import THROWN, Preparing
+from argosy.stream.probing import Facts, dataset_length, probe
+from argosy.stream.samples import USER_ERRORS, SamplePreparer
 from argosy.stream.trees import unflatten
 
 __all__ = ["Prover"]
@@ -40,10 +40,10 @@ class Prover:
     cache: RowCache | None
     """Cache of kept rows; None to keep none."""
     skip_errors: bool
-    keys: dict[int, Key | Opaque]
+    keys: dict[int, Key | UnreadableContent]
     """Keys by the identity of the Dataset, which two splits may share."""
 
-    def facts(self, preparing: Preparing) -> Facts:
+    def facts(self, preparing: SamplePreparer) -> Facts:
         """Return the facts of a split."""
         return self.finished(preparing, self._of_dataset(preparing))
 
@@ -54,7 +54,7 @@ class Prover:
             if isinstance(key, Key):
                 key.note_use(dataset)
 
-    def finished(self, preparing: Preparing, facts: Facts) -> Facts:
+    def finished(self, preparing: SamplePreparer, facts: Facts) -> Facts:
         """Return the facts of a split after `Data.then`, if there is one, from the facts of the Dataset's own samples."""
         if preparing.then is None:
             return facts
@@ -63,12 +63,12 @@ class Prover:
             finished, gathers=facts.gathers, location=facts.location, base=facts.layout, keeping=facts.keeping
         )
 
-    def _of_dataset(self, preparing: Preparing) -> Facts:
+    def _of_dataset(self, preparing: SamplePreparer) -> Facts:
         if self.cache is None:
             return self._probed(preparing)
         key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
         self.keys[id(preparing.dataset)] = key
-        if isinstance(key, Opaque):
+        if isinstance(key, UnreadableContent):
             facts = self._probed(preparing)
             if not facts.constant:
                 return _drawn(facts)
@@ -78,8 +78,8 @@ class Prover:
         except (OSError, RunError) as error:
             return _in_memory(self._probed(preparing), key.name, str(error))
 
-    def _kept(self, preparing: Preparing, cache: RowCache, key: Key) -> Facts:
-        found = cache.look_up(key, length_of(preparing))
+    def _kept(self, preparing: SamplePreparer, cache: RowCache, key: Key) -> Facts:
+        found = cache.look_up(key, dataset_length(preparing))
         why = self._proved(preparing, cache, key, found) if isinstance(found, Entry) else found
         if isinstance(why, Facts):
             return why
@@ -101,10 +101,10 @@ class Prover:
         folder = cache.create(key, header_of(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
-    def _proved(self, preparing: Preparing, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
+    def _proved(self, preparing: SamplePreparer, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
         """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
         folder, header = entry.folder, entry.header
-        there = marked(folder)[: header.count]
+        there = read_marks(folder)[: header.count]
         if not len(there.nonzero()[0]):
             return "nothing is kept of it yet"
         indices = random.SystemRandom().sample(there.nonzero()[0].tolist(), min(PROVED, int(np.count_nonzero(there))))
@@ -115,7 +115,7 @@ class Prover:
                 leaves, tree = sample_leaves(preparing(index))
                 layout = layout or Layout.of(unflatten(leaves, tree))
                 layout.check(leaves, tree)
-            except THROWN:  # the user's code: raised again when the sample is requested
+            except USER_ERRORS:  # the user's code: raised again when the sample is requested
                 leaves = []
             if rows is None and layout is not None and header.fits(layout):
                 rows = Rows.open(folder, layout, header.count)
@@ -141,7 +141,7 @@ class Prover:
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 
-    def _probed(self, preparing: Preparing) -> Facts:
+    def _probed(self, preparing: SamplePreparer) -> Facts:
         return probe(preparing, skip_errors=self.skip_errors)
 
 
@@ -152,10 +152,10 @@ def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
     return found.folder, found.header.count
 
 
-def _key(dataset: Any) -> Key | Opaque:
+def _key(dataset: Any) -> Key | UnreadableContent:
     try:
         return key_of(dataset)
-    except Opaque as error:
+    except UnreadableContent as error:
         return error
 
 

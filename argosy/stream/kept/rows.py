@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import Block, Layout, Place, bytes_of
+from argosy.stream.blocks import Block, Layout, Place, host_bytes
 from argosy.stream.memory import memory_file
 from argosy.stream.order import Indices
 
-__all__ = ["ROWS", "Rows", "marked"]
+__all__ = ["ROWS", "Rows", "read_marks"]
 
 WRITTEN, DURABLE = 1, 2
 """Marks of a row: complete for this kernel; complete on disk too."""
@@ -32,7 +32,7 @@ CHUNK = 2**24
 ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
 
 
-def marked(folder: Path) -> npt.NDArray[np.bool_]:
+def read_marks(folder: Path) -> npt.NDArray[np.bool_]:
     """Return which rows of a folder are complete, as far as this kernel knows. Raises OSError."""
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8)
     return marks > 0 if (folder / BOOT).read_text() == _kernel() else marks == DURABLE
@@ -103,7 +103,7 @@ class Rows:
         try:
             if (folder / BOOT).read_text() != _kernel():
                 fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _forget_what_is_not_durable(folder)
+                _drop_undurable_marks(folder)
             fcntl.flock(rows, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.fstat(rows).st_size != _bytes(layout, count) or (folder / MARKS).stat().st_size < count:
                 raise OSError(errno.EINVAL, "a file of another size")
@@ -136,11 +136,11 @@ class Rows:
         if index >= self.count or self.full or self.marks[index]:
             return
         for leaf, offset in zip(leaves, self._offsets, strict=True):
-            data = bytes_of(leaf)
+            data = host_bytes(leaf)
             _write_whole(self._descriptor, data, offset + index * len(data))
         self.marks[index] = WRITTEN
 
-    def come_from_disk(self) -> None:
+    def use_random_access(self) -> None:
         """Read only requested rows from disk, and all rows of one request at once (`fetch`).
 
         Otherwise the kernel would read up to megabytes around each missing page, which would be evicted before they are used.
@@ -185,7 +185,7 @@ class Rows:
                 self.marks[written] = DURABLE
 
 
-def _forget_what_is_not_durable(folder: Path) -> None:
+def _drop_undurable_marks(folder: Path) -> None:
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8).copy()
     marks[marks != DURABLE] = 0
     (folder / MARKS).write_bytes(marks.tobytes())

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import torch
 
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.blocks import Layout, Unfit, bytes_of, same_bits, sample_leaves
-from argosy.stream.code_digest import Opaque
+from argosy.stream.blocks import Layout, UnfitSample, host_bytes, same_bits, sample_leaves
+from argosy.stream.code_digest import UnreadableContent
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
@@ -30,14 +30,14 @@ from argosy.stream.kept.readers import Found, Grown, Read, by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
-from argosy.stream.own_generators import states_of_own
-from argosy.stream.padding import given
+from argosy.stream.own_generators import own_generator_states
+from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
-from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
-from argosy.stream.shards import next_of, opened_shard, shard_count
+from argosy.stream.samples import USER_ERRORS, generator_states, sample_error, seed_everything
+from argosy.stream.shards import next_sample, open_shard, shard_count
 from argosy.stream.trees import unflatten
 
-__all__ = ["ReadOnce", "Spool"]
+__all__ = ["SpooledDataset", "Spool"]
 
 FEW_BYTES = 2**26
 """Room requested at first."""
@@ -84,7 +84,7 @@ class Spool:
         try:
             key = key_of(self.stream)
             found = cache.look_up(key)
-        except Opaque as error:
+        except UnreadableContent as error:
             key, found = Key.of_one_run(self.stream), f"for this run only, because it contains {error}"
         if isinstance(found, Entry):
             known = self._proved(cache, found, key)
@@ -95,7 +95,7 @@ class Spool:
 
     @property
     def _kind(self) -> str:
-        return type(given(self.stream)).__name__
+        return type(unwrap_padding(self.stream)).__name__
 
     def _seed(self, epoch: int = 0) -> None:
         seed_everything(sample_seed(self.seed, self.split, epoch, OPENING))
@@ -106,23 +106,23 @@ class Spool:
         row = 0
         try:
             with RECORDER.watching():
-                _, samples = opened_shard(self.stream, shard)
+                _, samples = open_shard(self.stream, shard)
             for row in itertools.count():
                 heartbeat.beat(row)
                 with RECORDER.watching():
-                    sample = next_of(self.stream, shard, samples)
+                    sample = next_sample(self.stream, shard, samples)
                 yield sample_leaves(sample)
         except StopIteration:
             return
-        except THROWN as error:  # the user's code
-            raise refusal(error, self.split, self._place(shard, row)) from error
+        except USER_ERRORS as error:  # the user's code
+            raise sample_error(error, self.split, self._place(shard, row)) from error
 
     def _place(self, shard: int, row: int) -> str:
         return str(row) if shard_count(self.stream) is None else f"{row} of shard {shard}"
 
     def counted(self) -> tuple[int, ...]:
         """Return the lengths of the shards. If neither a journal nor the stream gives them, read the stream to its end."""
-        told = tuple(getattr(given(self.stream), "shard_lengths", None) or ())
+        told = tuple(getattr(unwrap_padding(self.stream), "shard_lengths", None) or ())
         self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
         if not sum(self.lengths):
             raise self._empty()
@@ -177,7 +177,7 @@ class Spool:
         self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
     ) -> "_Part":
         """Write the samples of one shard to files, one for each leaf."""
-        own = states_of_own(given(self.stream))
+        own = own_generator_states(unwrap_padding(self.stream))
         with contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             part = _Part(shard=shard)
@@ -189,9 +189,11 @@ class Spool:
                 self._check(part.layout, leaves, tree, self._place(shard, row))
                 grown(shard, row + 1, (row + 1) * part.layout.sample_bytes)
                 for column, leaf in zip(columns, leaves, strict=True):
-                    column.write(bytes_of(leaf))
+                    column.write(host_bytes(leaf))
                 part.samples, part.last = row + 1, leaves
-        if (self._drew() or states_of_own(given(self.stream)) != own) and not self._equal(part, heartbeat):
+        if (self._drew() or own_generator_states(unwrap_padding(self.stream)) != own) and not self._equal(
+            part, heartbeat
+        ):
             raise StudyError(
                 f"Data.{self.split}: {self._kind} draws random numbers, but is read only once, so they would be "
                 "the same in each epoch. Draw in Data(then=...), and leave shuffling to the study."
@@ -223,8 +225,8 @@ class Spool:
     def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, place: str) -> None:
         try:
             layout.check(leaves, tree)
-        except Unfit as error:
-            raise refusal(error, self.split, place) from error
+        except UnfitSample as error:
+            raise sample_error(error, self.split, place) from error
 
     def _drew(self) -> bool:
         """Return whether the pass that has just ended drew random numbers."""
@@ -238,7 +240,7 @@ class Spool:
             columns = [files.enter_context(path.open("rb")) for path in part.files]
             for leaves, _ in self._samples_of(part.shard, heartbeat, epoch=1):
                 kept = [column.read(leaf.nbytes) for column, leaf in zip(columns, leaves, strict=True)]
-                if kept != [bytes_of(leaf) for leaf in leaves]:
+                if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
             return not any(column.read(1) for column in columns)
 
@@ -247,7 +249,7 @@ class Spool:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOnce:
+class SpooledDataset:
     """What was read, as a Dataset: for `Data.then`, and if its rows cannot be kept open."""
 
     facts: Facts

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from argosy.disk.files import append_descriptor
+from argosy.disk.files import open_append_descriptor
 from argosy.readings import is_installed
 
-__all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "stale"]
+__all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "why_stale"]
 
 FEW = 16
 """If a Dataset names at most so many files, all are hashed when its samples are first kept; else only those that samples open."""
@@ -171,23 +171,23 @@ class Witnesses:
         self.write(
             _of_variable(name) if kind == "variable" else _of_path(name, self.roots)
             for kind, name in new
-            if kind == "variable" or _counts(name)
+            if kind == "variable" or _may_decide(name)
         )
 
     def write(self, notes: Iterable[Note | None]) -> None:
         """Append notes to the file."""
         text = "".join(f"{json.dumps(note)}\n" for note in notes if note is not None)
         if text:
-            with os.fdopen(append_descriptor(self.path, 0o600), "ab", buffering=0) as file:
+            with os.fdopen(open_append_descriptor(self.path, 0o600), "ab", buffering=0) as file:
                 file.write(text.encode(errors="surrogateescape"))
 
 
 def fresh_record(paths: Collection[str], roots: Roots) -> list[Note | None]:
     """Return notes for the files that a Dataset names or maps."""
-    return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _counts(path)]
+    return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _may_decide(path)]
 
 
-def stale(path: Path, roots: Roots) -> str:
+def why_stale(path: Path, roots: Roots) -> str:
     """Return in words what has changed since the notes were written; empty if nothing has."""
     notes: dict[tuple[Any, ...], Note] = {}
     with contextlib.suppress(FileNotFoundError):
@@ -236,7 +236,7 @@ def _same(before: Note, note: Note) -> bool:
     return before.content == note.content
 
 
-def _counts(path: str) -> bool:
+def _may_decide(path: str) -> bool:
     """Return whether a file's content may decide samples. Called for the files of every sample, so the answer for a folder is cached."""
     if path.startswith(SYSTEM) or os.path.splitext(path)[1] in SOURCES:  # noqa: PTH122
         return False

@@ -10,11 +10,11 @@ from typing import Any
 
 from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block
-from argosy.training.choice.fused_check import Attempt, apart, attempted
+from argosy.training.choice.fused_check import CheckOutcome, check_together, have_own_batches
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import Fingerprint, obstacle
-from argosy.training.programs.fused.grouped import common
-from argosy.training.programs.fused.waves import side_by_side
+from argosy.training.programs.fused.grouped import grouping_key
+from argosy.training.programs.fused.waves import layer_sort_key
 
 __all__ = ["Admission", "Admitted", "admit"]
 
@@ -141,11 +141,11 @@ def _fused(
     lives: Sequence[LiveMember],
     block: Block,
     admitted: dict[Fingerprint, BatchLengths | None],
-) -> Attempt:
+) -> CheckOutcome:
     """Check some of these members of one fingerprint, unless it is in `admitted`; a passed check is added there."""
     if fingerprint in admitted:
-        return Attempt(reason=None, lengths=admitted[fingerprint])
-    attempt = attempted(lives[:TRIED], block, alike=True, apart=apart(lives))
+        return CheckOutcome(reason=None, lengths=admitted[fingerprint])
+    attempt = check_together(lives[:TRIED], block, alike=True, apart=have_own_batches(lives))
     if attempt.reason is None:
         admitted[fingerprint] = attempt.lengths
     return attempt
@@ -161,31 +161,31 @@ def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
         fresh = [live for live in pack if live.member.name not in before]
         few = len(fresh) < FEW and all(before.get(live.member.name, True) for live in pack)
         for live in pack:
-            if before.get(live.member.name, few) and (key := common(live)) is not None:
+            if before.get(live.member.name, few) and (key := grouping_key(live)) is not None:
                 found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
     for packs in found.values():
         lives = [live for pack in packs.values() for live in pack]
         grouped = any(live.member.name in before for live in lives)
-        if (len(packs) > 1 or grouped) and apart(lives) == (False, False):
+        if (len(packs) > 1 or grouped) and have_own_batches(lives) == (False, False):
             yield lives
 
 
-def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> Attempt:
+def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> CheckOutcome:
     """Check enough of these unlike members to cover each layer that is not in `admitted`; layers that pass are added there."""
-    layers = {live.member.name: [(common(live), layer) for layer in side_by_side(live.model)] for live in lives}
+    layers = {live.member.name: [(grouping_key(live), layer) for layer in layer_sort_key(live.model)] for live in lives}
     fresh, known = list[LiveMember](), set(admitted)
     for live in lives:
         if not known.issuperset(layers[live.member.name]):
             fresh.append(live)
             known.update(layers[live.member.name])
     if fresh:
-        attempt = attempted(fresh, block, alike=False, apart=(False, False))
+        attempt = check_together(fresh, block, alike=False, apart=(False, False))
         if attempt.reason is not None:
             return attempt
         for live in fresh:
             for layer in layers[live.member.name]:
                 admitted.setdefault(layer, attempt.lengths)
-    return Attempt(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
+    return CheckOutcome(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
 
 
 def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:

@@ -12,16 +12,16 @@ import torch
 from argosy.stream.batches import InOrder
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.padding import batch_of
+from argosy.stream.padding import make_batch
 from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import dtype_of
 
-__all__ = ["ShownBatch", "cut_anew", "doubled", "filled", "trial_of", "unwarned"]
+__all__ = ["ShownBatch", "restart_cutters", "doubled", "fill_block", "trial_of", "hide_step_warning"]
 
 
 @contextlib.contextmanager
-def unwarned() -> Iterator[None]:
+def hide_step_warning() -> Iterator[None]:
     """Hide the warning of a copy's schedule inside; the schedule cannot know that the copy's optimizer has stepped before it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Seems like `optimizer.step")
@@ -53,7 +53,7 @@ def doubled(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.double() if leaf.is_floating_point() else leaf
 
 
-def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
+def restart_cutters(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
     """Let each copy cut batches of this length from the start of the block; with `apart`, each copy cuts different batches."""
     order = np.arange(block.place.rows, dtype=np.int64)
     for number, copy in enumerate(copies):
@@ -65,7 +65,7 @@ def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: 
         copy.begin_validation()
 
 
-def filled(block: Block, rows: int, *, double: bool = False, different: int | None = None) -> Block:
+def fill_block(block: Block, rows: int, *, double: bool = False, different: int | None = None) -> Block:
     """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to `rows` rows."""
     sound = np.resize(block.sound.nonzero()[0][:different], rows)
     index = torch.from_numpy(sound)
@@ -79,9 +79,9 @@ class ShownBatch:
     """A private batch of `rows` samples: the first sound rows of a block, repeated if there are too few."""
 
     def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
-        self._again = partial(filled, block, rows, different=different)
+        self._again = partial(fill_block, block, rows, different=different)
         self._shown = self._again()
-        self.data = batch_of(self._shown.leaves, block.tree)
+        self.data = make_batch(self._shown.leaves, block.tree)
         self.rows = rows
 
     @property

@@ -17,8 +17,8 @@ from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.padding import form_of
-from argosy.training.choice.copies import cut_anew, filled, trial_of
-from argosy.training.device.devices import out_of_memory
+from argosy.training.choice.copies import fill_block, restart_cutters, trial_of
+from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour
@@ -28,13 +28,13 @@ from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.program import UnfitProgram
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Attempt", "apart", "attempted"]
+__all__ = ["CheckOutcome", "have_own_batches", "check_together"]
 
 NUMBERS, STEPS = 8000, 16
 """Weight updates to compare per member when bits are to be equal, and the most steps for that: a small network may agree by chance."""
 
 
-def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
+def have_own_batches(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
     """Return whether the members' batches differ, in training and in validation, because of subsets or augmentations."""
     train = any(live.member.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
@@ -46,11 +46,12 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
     """Return whether some members cut other batches; while a member has no cutter, any subset counts as different."""
     first = cut[0][0]
     return any(
-        subset is not None if first is None or cutter is None else not first.same(cutter) for cutter, subset in cut
+        subset is not None if first is None or cutter is None else not first.cuts_alike(cutter)
+        for cutter, subset in cut
     )
 
 
-def attempted(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]) -> "Attempt":
+def check_together(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
     exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
@@ -69,7 +70,7 @@ def attempted(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class CheckOutcome:
     """The outcome of one check of copies alone and together."""
 
     reason: str | None
@@ -84,9 +85,9 @@ class Attempt:
     """Batch lengths with equal bits, if the check was exact."""
 
     @classmethod
-    def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
+    def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "CheckOutcome":
         """Return the outcome of an attempt that an error ended."""
-        line, crowded = reason_of(error), out_of_memory(error)
+        line, crowded = reason_of(error), is_out_of_memory(error)
         reason = (
             f"there is not enough memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
         )
@@ -101,7 +102,7 @@ def _attempt(
     apart: tuple[bool, bool],
     double: bool,
     exact: bool,
-) -> Attempt:
+) -> CheckOutcome:
     """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
     usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
     steps = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
@@ -115,43 +116,43 @@ def _attempt(
         alone, together = (_copies(lives, double=double) for _ in range(2))
         solos = [Solo(copied) for copied in alone]
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-        return Attempt.of("its own step", error, len(lives), alone=True)
+        return CheckOutcome.of("its own step", error, len(lives), alone=True)
     try:
         fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
-        return Attempt.of("as one program it", error, len(lives))
+        return CheckOutcome.of("as one program it", error, len(lives))
     # The layers of unlike members are plain and have no other effects.
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in steps:
         own = apart[0] if train else apart[1]
-        given = [filled(block, length + own, double=double) for _ in range(2)]
+        given = [fill_block(block, length + own, double=double) for _ in range(2)]
         try:
             for copies in (alone, together):
-                cut_anew(copies, given[0], length, apart=own)
-            mine = [_alone(solo, given[0], train=train) for solo in solos]
+                restart_cutters(copies, given[0], length, apart=own)
+            mine = [_run_alone(solo, given[0], train=train) for solo in solos]
             _check_behaviour(alone, attributed, given[0], alike=alike)
         except UnfitProgram as unfit:
-            return Attempt(reason=str(unfit))
+            return CheckOutcome(reason=str(unfit))
         except Exception as error:  # the same boundary
-            return Attempt.of("its own step", error, len(lives), alone=True)
+            return CheckOutcome.of("its own step", error, len(lives), alone=True)
         try:
-            by_copy = {id(trial.live): trial for trial in _together(fused, given[1], train=train)}
+            by_copy = {id(trial.live): trial for trial in _run_together(fused, given[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
-                share = _rounding(lives, mine, filled(block, length + own), length, apart=own)
+                share = _rounding(lives, mine, fill_block(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         except UnfitProgram as unfit:
-            return Attempt(reason=str(unfit))
+            return CheckOutcome(reason=str(unfit))
         except Exception as error:  # the same boundary
-            return Attempt.of("as one program it", error, len(lives))
+            return CheckOutcome.of("as one program it", error, len(lives))
         if reason is None:
             equal[train].add(length)
         elif not exact or (train and length == usual):
-            return Attempt(reason=reason, failed=True)
+            return CheckOutcome(reason=reason, failed=True)
         elif train:
             break  # the copies are no longer equal
     lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
-    return Attempt(reason=None, lengths=lengths if exact else None)
+    return CheckOutcome(reason=None, lengths=lengths if exact else None)
 
 
 # ---- trials
@@ -169,7 +170,7 @@ class FusedTrial:
     gradients: Mapping[str, Tensor]
 
 
-def _alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
+def _run_alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
     gradients: dict[str, Tensor] = {}
     copied = solo.live
     if train:
@@ -198,7 +199,7 @@ def _check_behaviour(
             raise UnfitProgram(f"a step changes {changed[0]}, which is not a buffer")
 
 
-def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
+def _run_together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
     """Run the copies as one program; returns them with their gradients, in the program's order."""
     gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
     if train:
@@ -224,8 +225,8 @@ def _rounding(
 ) -> float:
     """Return the relative tolerance for `mine`, from the results of copies whose weights are an ulp away."""
     copies = _copies(lives, nudged=True)
-    cut_anew(copies, block, length, apart=apart)
-    moved = [_alone(Solo(copied), block, train=True) for copied in copies]
+    restart_cutters(copies, block, length, apart=apart)
+    moved = [_run_alone(Solo(copied), block, train=True) for copied in copies]
     pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))
     return rounding(pairs, block.leaves)
 

@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from argosy.errors.wording import sized
+from argosy.errors.wording import format_bytes
 from argosy.training.member.live import BatchLengths
 
-__all__ = ["ALONE", "ROUND_SECONDS", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
+__all__ = ["ALONE", "ROUND_SECONDS", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divide_evenly"]
 
 GAIN = 0.03
 """Share of the cost that a candidate must save over simpler ones, so that it is never slower than one member after another."""
@@ -100,7 +100,7 @@ class FusionGroup:
     _rounds: list[float] = field(default_factory=list)
     _seconds: float = 0.0
 
-    def asks(self, count: int) -> bool:
+    def needs_choice(self, count: int) -> bool:
         """Return whether the choice must be made anew for `count` members."""
         return not self.settled_for < 2 * count <= 2 * self.settled_for
 
@@ -136,12 +136,10 @@ class FusionGroup:
         if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
             # Each captured step keeps its own memory.
             self.refused["graphed"] = (
-                f"captured, steps of {count} members would keep {sized(count * need)}; {sized(room)} are free"
+                f"captured, steps of {count} members would keep {format_bytes(count * need)}; {format_bytes(room)} are free"
             )
         if self.foreseen < min(count, self.fits):
-            self.reason = (
-                f"{count} members in a program would take {sized(count * need)} for a step; {sized(room)} are free"
-            )
+            self.reason = f"{count} members in a program would take {format_bytes(count * need)} for a step; {format_bytes(room)} are free"
 
     def restrict(self, fits: int, reason: str) -> None:
         """Limit programs to `fits` members, and choose anew."""
@@ -153,7 +151,7 @@ class FusionGroup:
         self.refused[kind], self.settled_for = reason, 0
         self.forget_rounds()
 
-    def go_on_with(self, candidate: ProgramCandidate) -> None:
+    def switch_to(self, candidate: ProgramCandidate) -> None:
         """Make this the present candidate."""
         if self.now != candidate:
             self.now = candidate
@@ -168,7 +166,7 @@ class FusionGroup:
         """Return whether some candidate still has to be measured for `count` members."""
         return self._chosen(count) is None and bool(self._to_try(self._largest(count)))
 
-    def measures(self, count: int) -> bool:
+    def needs_measuring(self, count: int) -> bool:
         """Return whether the present candidate still has to be measured for `count` members."""
         largest = self._largest(count)
         return self._chosen(count) is None and self._present(largest) in self._to_try(largest)
@@ -254,7 +252,7 @@ class FusionGroup:
         return -(-count // parts)
 
 
-def divided(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+def divide_evenly(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Divide items into parts of at most `size`, as equal as possible."""
     parts = -(-len(items) // size)
     ends = [len(items) * part // parts for part in range(parts + 1)]

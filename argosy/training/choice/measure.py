@@ -19,13 +19,13 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import names_random, stores_items
-from argosy.stream.padding import batch_of
+from argosy.stream.own_generators import stores_items, uses_random_modules
+from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_whole
-from argosy.training.choice.unsaved import called_by, code_of, in_no_file, own_state, told
-from argosy.training.device.devices import out_of_memory
+from argosy.training.choice.unsaved import called_by, code_of, own_state, unsaved_state, unsaved_warnings
+from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.copied import CALLED
@@ -33,7 +33,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
+__all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measure_steps", "state_bytes"]
 
 FEW = 8
 """Samples for the check of an own step that is not used for a validation of several batches."""
@@ -55,7 +55,7 @@ UNTRAINED = (
 )
 
 
-def measuring(
+def measure_steps(
     live: LiveMember,
     block: Block,
     *,
@@ -95,9 +95,9 @@ def measuring(
     activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live, buffers)
     own = own_state(trial.live, schedule)
-    once, unsaved = [where for where in own if built.get(where) != own[where]], in_no_file(trial.live, own)
+    once, unsaved = [where for where in own if built.get(where) != own[where]], unsaved_state(trial.live, own)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    now = in_no_file(trial.live, own_state(trial.live, schedule))
+    now = unsaved_state(trial.live, own_state(trial.live, schedule))
     moving = [where for where, value in now.items() if unsaved.get(where) != value]
     with large_outside():
         tried = ShownBatch(block, live.member.batch_size)
@@ -105,16 +105,16 @@ def measuring(
     shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
     shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
     trial.live.schedule = schedule
-    trial.live.move_schedule(1.0)
+    trial.live.step_schedule(1.0)
     code = [*code_of(live), *hooks_of(live.model)]
-    drew = not trial.live.randomness.others_equal(before) or any(map(names_random, code))
+    drew = not trial.live.randomness.others_equal(before) or any(map(uses_random_modules, code))
     # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {
         COUPLED: coupled and samples > size,
-        **dict.fromkeys(told(moving, once, trial, live, block, size), True),
+        **dict.fromkeys(unsaved_warnings(moving, once, trial, live, block, size), True),
     }
     for what, part in called_by(live.member).items():
         unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
@@ -148,7 +148,7 @@ def _try_loss(trial: Solo, block: Block) -> bool:
             data = trial.live.member.augment(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
-            return trial.try_loss(batch.data, batch.rows, batch_of(block.leaves, block.tree))
+            return trial.try_loss(batch.data, batch.rows, make_batch(block.leaves, block.tree))
         return trial.try_loss(batch.data, batch.rows, ShownBatch(block, int(block.sound.sum())).data)
 
 
@@ -197,7 +197,7 @@ def _first_step(trial: Solo, live: LiveMember, batch: "ShownBatch", saved: "_Sav
         with saved, refusing_broadcasts(live.member):
             return trial, _timed_step(trial, batch)
     except RuntimeError as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         reason_of(error)  # raises the error again if it is a bug of Argosy
     # Outside of the handler, because its traceback keeps the step's tensors alive.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from argosy.stream.blocks import Block
-from argosy.training.choice.copies import cut_anew, filled
-from argosy.training.choice.fused_check import apart
-from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind, divided
+from argosy.training.choice.copies import fill_block, restart_cutters
+from argosy.training.choice.fused_check import have_own_batches
+from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind, divide_evenly
 from argosy.training.choice.measure import state_bytes
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -49,21 +49,21 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     Errors of a step propagate; the group's present candidate is then the one that raised.
     """
     group.try_seconds = SECONDS
-    count, length, own = len(lives), lives[0].member.batch_size, apart(lives)[0]
-    shown = filled(block, STEPS * length + own)
+    count, length, own = len(lives), lives[0].member.batch_size, have_own_batches(lives)[0]
+    shown = fill_block(block, STEPS * length + own)
     copies: list[LiveMember] = []
     programs: list[Program[Any]] = []
     while True:
         wanted = group.next(count)
         if wanted != group.now:
-            group.go_on_with(wanted)
+            group.switch_to(wanted)
             programs = []
-        if not group.measures(count):
+        if not group.needs_measuring(count):
             return
         if not programs:
             copies = [live.trial() for live in lives]
-            programs = [program_of(part, wanted.kind) for part in divided(copies, wanted.size)]
-        cut_anew(copies, shown, length, apart=own)
+            programs = [program_of(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
+        restart_cutters(copies, shown, length, apart=own)
         started = time.perf_counter()
         samples = sum(_stepped(program, shown) for program in programs)
         group.note(time.perf_counter() - started, samples)

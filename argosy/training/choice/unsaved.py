@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from argosy.bindings import called
+from argosy.bindings import unwrap_partials
 from argosy.stream.blocks import Block, same_bits
-from argosy.stream.own_generators import states_of_own, variables_of
+from argosy.stream.own_generators import own_generator_states, variables_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
-from argosy.training.member.own import restore
+from argosy.training.member.own import load_optimizer_state
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "called_by", "code_of", "in_no_file", "own_state", "told"]
+__all__ = ["LOADED", "TOGETHER", "called_by", "code_of", "unsaved_state", "own_state", "unsaved_warnings"]
 
 ASKED = itertools.count()
 """Numbers the inspections of iterators."""
@@ -55,7 +55,7 @@ DRAWING = (
 )
 
 
-def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
+def unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `own_state`), variables around its functions, generators."""
     found: dict[str, Any] = {}
     for one in code_of(live):
@@ -71,7 +71,7 @@ def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
         bound = data_of(getattr(live.member, name))
         found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
     for what, part in {"network": live.model, **called_by(live.member)}.items():
-        found[DRAWING.format(f"its {what}")] = states_of_own(part)
+        found[DRAWING.format(f"its {what}")] = own_generator_states(part)
     return {**found, **own}
 
 
@@ -109,7 +109,7 @@ def code_of(live: LiveMember) -> list[Any]:
 
 def called_by(member: Member) -> dict[str, Any]:
     """Return the functions that are called as a member trains; for a bound method, its object."""
-    functions = {name: called(getattr(member, name)) for name in CALLED}
+    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
     return {name: getattr(function, "__self__", function) for name, function in functions.items()}
 
 
@@ -195,7 +195,9 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
                 todo += getattr(one, "__dict__", {}).values()
 
 
-def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
+def unsaved_warnings(
+    moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int
+) -> list[str]:
     """Return the warnings about state that steps change and no checkpoint has: all if a loaded network validates differently, else the first.
 
     State that only the first step changes, `once`, is mostly a cache. It is reported only if a network loaded without it validates or
@@ -204,20 +206,20 @@ def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, bloc
     if not moving and not once:
         return []
     try:
-        behind = _behind(live, trial)
+        behind = _resume_copy(live, trial)
     except (RuntimeError, ValueError, KeyError):
         # The network has other tensors than it was built with, which is reported when it is saved or loaded.
         return moving[:1]
-    if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
+    if size and _only_third_differs(_answers(one, block, size) for one in (trial, trial, behind)):
         # One sentence for all layers with an attribute of this name.
         named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
         return [f"{LOADED}, because {where}" for where in named.values()]
-    if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
+    if not moving and _only_third_differs(_stepped(one, block) for one in (behind, _resume_copy(live, trial), trial)):
         return once[:1]
     return moving[:1]
 
 
-def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
+def _only_third_differs(found: Iterable[list[torch.Tensor]]) -> bool:
     """Return whether the first two of three results are equal and the third differs."""
     once, twice, other = found
     return same_bits(once, twice) and not same_bits(once, other)
@@ -234,11 +236,11 @@ def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
     return [one.detach().clone(memory_format=torch.contiguous_format) for one in found if one.layout is torch.strided]
 
 
-def _behind(live: LiveMember, trial: Solo) -> Solo:
+def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
     """Return the member as it would resume from a checkpoint of the trial."""
     behind = Solo(live.trial())
     load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-    restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    load_optimizer_state(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
     behind.live.randomness = trial.live.randomness.copy()
     return behind
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from argosy.training.device.devices import Backend, TimedEvent
 
-__all__ = ["DeviceClock", "TimedSpan", "side_by_side", "timed"]
+__all__ = ["DeviceClock", "TimedSpan", "divide_time", "time_on_device"]
 
 
 class DeviceClock:
@@ -52,7 +52,7 @@ class DeviceClock:
 
 
 @contextlib.contextmanager
-def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[None]:
+def time_on_device(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[None]:
     """Measure the device time of the work issued inside on the current stream, and add to each clock its part."""
     backend, beside = clocks[0].backend, clocks[0].beside
     start = backend.stamp()
@@ -68,7 +68,7 @@ def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def side_by_side(clocks: Sequence[DeviceClock]) -> Iterator[None]:
+def divide_time(clocks: Sequence[DeviceClock]) -> Iterator[None]:
     """Divide the time of the work inside among these clocks; their programs issue it on their own streams."""
     if not clocks:
         yield

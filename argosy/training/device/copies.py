@@ -1,6 +1,6 @@
 """Asynchronous copies of blocks from the ring to a device; neither the device nor the host waits for them.
 
-Contract. Until its copy is complete, a block occupies a slot of the ring, which other trainers and the feeder share. Only `Copies`
+Contract. Until its copy is complete, a block occupies a slot of the ring, which other trainers and the feeder share. Only `DeviceCopies`
 holds the block until then. The caller must call `release_done` regularly, at least before it waits for the next block, because the
 feeder cannot reuse a slot before it is released. Steps issued after `start` are ordered behind the copy on the device, so the host
 continues at once. If the rows of a block already lie on the device (`argosy.training.device.resident`), only their order is copied.
@@ -27,14 +27,14 @@ from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.equivalence import UNMOVED, Compared, difference
 from argosy.training.device.resident import ResidentRows
 
-__all__ = ["Copies"]
+__all__ = ["DeviceCopies"]
 
 FEW = 2
 """Samples of the separate check of `Data.on_device`; with so few, a difference shows if it uses statistics of the whole block."""
 
 
 @dataclass(slots=True)
-class Copies:
+class DeviceCopies:
     """Blocks being copied to one device, and `Data.on_device` applied to them there."""
 
     backend: Backend

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from argosy.errors import PlanError
-from argosy.errors.system import files_refused, means_refused
+from argosy.errors.system import files_refused, resources_refused
 from argosy.training.device.cuda import Unpin, pin
 from argosy.training.device.forks import refuse_after_fork
 from argosy.training.device.heap import give_back_memory
@@ -32,14 +32,14 @@ __all__ = [
     "Hardware",
     "PassedEvent",
     "TimedEvent",
-    "backend_of",
+    "open_backend",
     "choose_kernels",
     "default_kind",
-    "kind_of",
+    "backend_class",
     "memory_left",
-    "memory_returned",
-    "out_of_memory",
-    "poisoned",
+    "wait_for_memory",
+    "is_out_of_memory",
+    "is_poisoned",
 ]
 
 MODULES = "ARGOSY_DEVICES"
@@ -189,7 +189,7 @@ def choose_kernels(what: str) -> None:
     """
     torch.backends.cpu.get_cpu_capability()
     if (refused := files_refused()) is not None:
-        raise means_refused(refused, what) or refused
+        raise resources_refused(refused, what) or refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +393,7 @@ def default_kind() -> str:
     return "cpu"
 
 
-def kind_of(kind: str) -> type[Backend]:
+def backend_class(kind: str) -> type[Backend]:
     """Return the class of a kind; raises PlanError for an unknown kind."""
     if not _is_known(kind):
         raise PlanError(f"--devices {kind} is of an unknown kind; write cpu, cpu:2, cuda or cuda:0,1.")
@@ -406,10 +406,10 @@ def _is_known(kind: str) -> bool:
     return kind in KINDS
 
 
-def backend_of(name: str) -> Backend:
+def open_backend(name: str) -> Backend:
     """Open the device of a trainer's name; ``node1/cuda:0`` is ``cuda:0`` inside its node."""
     inside = name.rpartition("/")[2]
-    return kind_of(inside.partition(":")[0]).open(inside)
+    return backend_class(inside.partition(":")[0]).open(inside)
 
 
 def memory_left(backend: Backend, used: int) -> int:
@@ -421,12 +421,12 @@ def memory_left(backend: Backend, used: int) -> int:
 # ---- errors
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the host or a device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
-def poisoned(backend: Backend) -> bool:
+def is_poisoned(backend: Backend) -> bool:
     """Return whether this process can no longer use the device; called after any error of a member's code.
 
     For example, after a failed assertion in a CUDA kernel every later call raises. The process must then end; otherwise all its members
@@ -439,7 +439,7 @@ def poisoned(backend: Backend) -> bool:
     return False
 
 
-def memory_returned(backend: Backend, *, patience: float) -> bool:
+def wait_for_memory(backend: Backend, *, patience: float) -> bool:
     """Return whether other processes free memory on the device within `patience` seconds; returns as soon as they have.
 
     The memory of a killed process is freed late. A member that ran out of memory meanwhile can then be tried again.

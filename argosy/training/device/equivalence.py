@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DOUBLE", "PIECE", "UNMOVED", "Compared", "difference", "leads_elsewhere", "nudge", "rounding", "size_of"]
+__all__ = ["DOUBLE", "PIECE", "UNMOVED", "Compared", "difference", "have_diverged", "nudge", "rounding", "size_of"]
 
 DOUBLE = 1e-10
 """Share by which float64 results may differ."""
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
 
 def size_of(*tensors: Tensor) -> float:
-    """Return the largest absolute value of all, and at least `LEAST`."""
+    """Return the largest absolute value of all, and at least `SMALLEST`."""
     return max([LEAST, *(float(_wide(tensor).abs().max()) for tensor in tensors if tensor.numel())])
 
 
@@ -85,7 +85,7 @@ def rounding(moved: Iterable[Compared], samples: Sequence[Tensor]) -> float:
     return min(max(sums, *(TIMES * share for share in shares)), MOST)
 
 
-def leads_elsewhere(one: Tensor, other: Tensor, start: Tensor, share: float) -> bool:
+def have_diverged(one: Tensor, other: Tensor, start: Tensor, share: float) -> bool:
     """Return whether two results of a step from `start`, all ``[members, …]``, differ for some member by more than this share of the step."""
     return bool((_distance(one, other) > share * _distance(one, start)).any())
 

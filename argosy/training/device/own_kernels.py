@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from argosy.errors.traces import reason_of
-from argosy.training.device.devices import out_of_memory
+from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.kernel_forms import OwnKernels
 
 __all__ = ["KERNELS", "kernels_of"]
@@ -35,7 +35,7 @@ def _of_cuda(device: torch.device) -> OwnKernels | None:
     try:
         _BUILT[device] = _in_triton(device)
     except Exception as error:  # Triton needs a C compiler, and raises errors of many types
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             return None  # for now
         _BUILT[device] = None
         warnings.warn(

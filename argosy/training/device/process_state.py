@@ -30,9 +30,17 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 from argosy.errors import MemberError, StudyError
-from argosy.training.device.replaced import SCRIPT, operators_of_the_script, replaced
+from argosy.training.device.replaced import SCRIPT, find_replaced, operators_of_the_script
 
-__all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "random_states_kept", "refuse_what_stays"]
+__all__ = [
+    "SETTINGS",
+    "ProcessState",
+    "Setting",
+    "preserve_process_state",
+    "kept_by",
+    "preserve_random_states",
+    "check_portable_state",
+]
 
 ALONE = threading.RLock()
 """Held by the thread that uses the process's random generators; draws of another thread that trains or predicts would interleave."""
@@ -207,7 +215,7 @@ class ProcessState:
     def here(cls) -> "ProcessState":
         """Return this process's state; raises StudyError for settings that cannot be carried."""
         with ALONE:  # a run in another thread may have other settings and hooks
-            refuse_what_stays()
+            check_portable_state()
             return replace(cls._found(), replaced=_replaced_by_modules())
 
     @classmethod
@@ -247,7 +255,7 @@ class ProcessState:
                     f"it: {error}. Install it on all nodes, or remove the replacement."
                 ) from error
         # The same function may also be an attribute of torch modules that only the script has imported.
-        here = {(name.rpartition(".")[2], module) for name, module in replaced().items()} if self.replaced else ()
+        here = {(name.rpartition(".")[2], module) for name, module in find_replaced().items()} if self.replaced else ()
         for name, module in self.replaced.items():
             if (name.rpartition(".")[2], module) not in here:
                 raise StudyError(
@@ -265,9 +273,9 @@ class ProcessState:
 
 
 @contextlib.contextmanager
-def as_found() -> Iterator[None]:
+def preserve_process_state() -> Iterator[None]:
     """Allow training in this process, with gradients; restore its settings and random states afterwards."""
-    with random_states_kept():
+    with preserve_random_states():
         before, threads = ProcessState._found(), torch.get_num_threads()
         try:
             with torch.inference_mode(False), torch.enable_grad():
@@ -278,7 +286,7 @@ def as_found() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def random_states_kept() -> Iterator[None]:
+def preserve_random_states() -> Iterator[None]:
     """Save the random states of the process, which belong to other code, and restore them at the end. Threads take turns."""
     with ALONE:
         before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
@@ -309,7 +317,7 @@ def kept_by(member: str) -> Iterator[None]:
         )
 
 
-def refuse_what_stays() -> None:
+def check_portable_state() -> None:
     """Raise StudyError for settings of this process that affect results and cannot be carried to another process."""
     of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
     modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
@@ -345,8 +353,8 @@ def refuse_what_stays() -> None:
 
 
 def _replaced_by_modules() -> dict[str, str]:
-    """Return `replaced`; raises StudyError if the script itself has replaced functions or registered operators."""
-    found = replaced()
+    """Return `find_replaced`; raises StudyError if the script itself has replaced functions or registered operators."""
+    found = find_replaced()
     own = [name for name, home in found.items() if home == SCRIPT]
     if own:
         raise StudyError(

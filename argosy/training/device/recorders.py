@@ -14,7 +14,16 @@ import torch
 from argosy.training.device.cuda import CudaRecorder
 from argosy.training.device.devices import Backend
 
-__all__ = ["RECORDERS", "InBranches", "Recorder", "Recording", "Uncaptured", "in_turn", "recorder_of", "records"]
+__all__ = [
+    "RECORDERS",
+    "InBranches",
+    "Recorder",
+    "Recording",
+    "Uncaptured",
+    "run_in_turn",
+    "make_recorder",
+    "has_recorder",
+]
 
 Made = TypeVar("Made")
 
@@ -23,7 +32,7 @@ InBranches = Callable[[Sequence[Callable[[], object]]], None]
 """Runs functions that are independent of each other."""
 
 
-def in_turn(works: Sequence[Callable[[], object]]) -> None:
+def run_in_turn(works: Sequence[Callable[[], object]]) -> None:
     """Call the functions one after another."""
     for work in works:
         work()
@@ -82,13 +91,13 @@ RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
 """Recorder classes by kind of device."""
 
 
-def records(backend: Backend) -> bool:
+def has_recorder(backend: Backend) -> bool:
     """Return whether a device has a recorder."""
     return _kind(backend) in RECORDERS
 
 
-def recorder_of(backend: Backend) -> Recorder:
-    """Return a recorder for a device that `records`."""
+def make_recorder(backend: Backend) -> Recorder:
+    """Return a recorder for a device that `has_recorder`."""
     made: Recorder = RECORDERS[_kind(backend)](backend.device)
     return made
 

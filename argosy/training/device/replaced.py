@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 from torch._library.custom_ops import OPDEFS
 
-__all__ = ["SCRIPT", "operators_of_the_script", "replaced"]
+__all__ = ["SCRIPT", "operators_of_the_script", "find_replaced"]
 
 SCRIPT = "__main__"
 COMPUTES = re.compile(
@@ -39,7 +39,7 @@ NO_VALUES = ("Meta", "CUDA", "MPS", "XPU")
 """Dispatch keys under which torch itself registers kernels of its operators from Python."""
 
 
-def replaced() -> dict[str, str]:
+def find_replaced() -> dict[str, str]:
     """Return the replaced functions, methods, classes and kernels of torch, each with the module that replaces it.
 
     For replacements defined in the script, or in a module that is pickled by value, the module is `SCRIPT`.
@@ -50,7 +50,7 @@ def replaced() -> dict[str, str]:
         # A kernel of one of torch's operators that may affect a value, for example aten/relu/CPU.
         if key.startswith("aten/") and not key.endswith(NO_VALUES) and not _is_torchs(home := _kernel(key)):
             found[f"torch.ops.{key.replace('/', '.')}"] = home
-    return {name: _travelling(home) for name, home in found.items()}
+    return {name: _module_or_script(home) for name, home in found.items()}
 
 
 def operators_of_the_script() -> list[str]:
@@ -60,7 +60,7 @@ def operators_of_the_script() -> list[str]:
         name: _home(OPDEFS[name]._init_fn) if name in OPDEFS else _registrar(torch._C._dispatch_dump(name))
         for name in names
     }
-    return [name for name, home in homes.items() if _travelling(home) == SCRIPT]
+    return [name for name, home in homes.items() if _module_or_script(home) == SCRIPT]
 
 
 def _not_of_torch() -> Iterator[tuple[str, str]]:
@@ -110,7 +110,7 @@ def _home(value: Any) -> str:
     return kind.__module__ if callable(value) else "torch"
 
 
-def _travelling(home: str) -> str:
+def _module_or_script(home: str) -> str:
     """Return the module, or `SCRIPT` if it is pickled by value."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     return SCRIPT if any(home == one or home.startswith(f"{one}.") for one in by_value) else home

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from argosy.stream.batches import sent
+from argosy.stream.batches import copy_to_device
 from argosy.training.device.kernel_forms import AT_ONCE, BLOCK, OF_A_STEP, Drawn
 
 __all__ = ["TritonKernels"]
@@ -79,7 +79,7 @@ class TritonKernels:
             a_turn = threads * (AT_ONCE if adjacent == 1 else adjacent)
             most = max(most, -(-one.size // a_turn) * threads * max(adjacent // AT_ONCE, 1))
         found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
-        return sent(found[0], self._device), sent(found[1], self._device), most
+        return copy_to_device(found[0], self._device), copy_to_device(found[1], self._device), most
 
     def _threads(self, size: int) -> int:
         """Return how many threads torch uses to draw a mask (ATen/native/cuda/Dropout.cu)."""

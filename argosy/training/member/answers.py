@@ -15,7 +15,7 @@ from argosy.errors import StudyError
 from argosy.study import Member
 from argosy.training.device.devices import Backend, DeviceEvent
 
-__all__ = ["NO_CLASS", "Answers", "Kind", "kind_of"]
+__all__ = ["NO_CLASS", "Answers", "Kind", "answer_kind"]
 
 Kind = Literal["classes", "numbers"]
 OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -28,7 +28,7 @@ EACH = 16
 """Most targets kept of one sample; if there are more, for example pixels, evenly spaced ones are taken."""
 
 
-def kind_of(member: Member) -> Kind | None:
+def answer_kind(member: Member) -> Kind | None:
     """Return the kind of a member's outputs; None if its loss does not determine it."""
     if isinstance(member.loss, OF_NUMBERS):
         return "numbers"
@@ -64,7 +64,7 @@ class Answers:
 
     def _reduced(self, output: Any, target: Any) -> Tensor:
         """Return the answers to a batch, ``[B, values]``."""
-        kind = kind_of(self.member)
+        kind = answer_kind(self.member)
         if isinstance(output, Tensor) and isinstance(target, Tensor):
             if kind == "numbers" and output.shape == target.shape:
                 return _few((output.detach() - target).float())
@@ -75,7 +75,7 @@ class Answers:
                 # The minimum keeps the logarithm finite.
                 return _few(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(
-            f"member {self.member.name!r}: {_said('its output', output)} and {_said('its target', target)}. "
+            f"member {self.member.name!r}: {_format_output('its output', output)} and {_format_output('its target', target)}. "
             "Study.ensemble needs logits [batch, classes, …] with class numbers [batch, …] under cross-entropy, "
             "or numbers and targets of the same shape under a loss such as nn.MSELoss(). Use such a loss and such "
             "outputs, or omit ensemble."
@@ -91,6 +91,6 @@ def _stride(count: int, most: int) -> int:
     return max(math.ceil(count / most), 1)
 
 
-def _said(what: str, value: Any) -> str:
+def _format_output(what: str, value: Any) -> str:
     of = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     return f"{what} is {of}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
-from argosy.training.member.mistakes import same_shape, shown
+from argosy.training.member.mistakes import format_tensor, same_shape
 
 __all__ = ["check_halves", "check_loss", "check_pairs", "check_sizes", "check_step", "refusing_broadcasts"]
 
@@ -268,7 +268,7 @@ def _sum(member: Member, what: str, losses: Mapping[int, float]) -> StudyError:
 
 
 def _shapes(tree: Any) -> str:
-    return ", ".join(shown(leaf) for leaf in flatten(tree)[0] if isinstance(leaf, Tensor))
+    return ", ".join(format_tensor(leaf) for leaf in flatten(tree)[0] if isinstance(leaf, Tensor))
 
 
 def _broadcast(member: Member, what: str, output: str, target: str, advice: str) -> StudyError:

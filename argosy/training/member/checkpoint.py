@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from argosy.disk.files import beside, created, opened, sum_of
-from argosy.disk.settled import deleted_if_refused, settle
+from argosy.disk.files import create_new, open_plain, sha256_of, unfinished_name
+from argosy.disk.settled import delete_if_refused, rename_flushed
 from argosy.errors import ArgosyError, CheckpointError
-from argosy.errors.system import disk_refused, means_refused
-from argosy.errors.wording import sized
+from argosy.errors.system import disk_refused, resources_refused
+from argosy.errors.wording import format_bytes
 
-__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "unmerged"]
+__all__ = ["check_file", "keep_newest", "link", "load", "to_plain", "save", "save_all", "unmerged"]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 
@@ -50,12 +50,12 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     first. Each file is flushed too, because only this reliably reports its errors, but little is left to write then
     (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
     """
-    pairs = [(beside(path), path) for _, path in items]
+    pairs = [(unfinished_name(path), path) for _, path in items]
     sums = []
     for (temporary, path), (state, _) in zip(pairs, items, strict=True):
-        with deleted_if_refused(pairs, path):
+        with delete_if_refused(pairs, path):
             sums.append(_write(state, temporary))
-    settle(pairs)
+    rename_flushed(pairs)
     return sums
 
 
@@ -77,7 +77,7 @@ class _Summed:
 
 
 def _write(state: Mapping[str, Any], path: Path) -> str:
-    with created(path) as file:
+    with create_new(path) as file:
         summed = _Summed(file)
         torch.save(state, cast(BinaryIO, summed))
     return summed.sum.hexdigest()
@@ -89,7 +89,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     Raises WorkerError or DiskError if the system refuses to read the file; the file itself may be good.
     """
     path = _followed(path)
-    check(path, sha256)
+    check_file(path, sha256)
     try:
         _check_size(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -97,7 +97,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
         raise
     except OSError as error:
         what = f"checkpoint {path} cannot be read"
-        raise means_refused(error, what) or disk_refused(error, what) from error
+        raise resources_refused(error, what) or disk_refused(error, what) from error
     except Exception as error:  # torch's reader raises errors of any type
         # Torch's own message recommends loading the file with the code in it, so it is only kept as the cause.
         raise CheckpointError(
@@ -115,27 +115,27 @@ def _followed(path: Path) -> Path:
 
 def _check_size(path: Path) -> None:
     """Raise CheckpointError if the state would unpack to more bytes than the file has: checkpoints are never compressed."""
-    with opened(path) as file, zipfile.ZipFile(file) as archive:
+    with open_plain(path) as file, zipfile.ZipFile(file) as archive:
         there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
     if unpacked > there:
         raise CheckpointError(
-            f"checkpoint {path} has {sized(there)} and would unpack to {sized(unpacked)}. Argosy writes no such "
+            f"checkpoint {path} has {format_bytes(there)} and would unpack to {format_bytes(unpacked)}. Argosy writes no such "
             f"checkpoints, so it was changed later and is refused. {ADVICE}"
         )
 
 
-def check(path: Path, sha256: str | None = None) -> None:
+def check_file(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError if a file is missing or does not match its checksum."""
     if not path.exists():
         raise CheckpointError(
             f"checkpoint {path} does not exist: it was moved or deleted. argosy.fit without directory= deletes its "
             f"files. {ADVICE}"
         )
-    if sha256 is not None and sum_of(path) != sha256:
+    if sha256 is not None and sha256_of(path) != sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 does not match the journal. {ADVICE}")
 
 
-def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
+def to_plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
     """Return the value with NumPy types converted; raises CheckpointError for objects that could not be reloaded.
 
     Host tensors keep their memory, except that views are cloned, because a view would be saved with its whole storage. Tensors on
@@ -159,7 +159,7 @@ def unmerged(network: nn.Module) -> Iterator[None]:
 
 
 class _Walk:
-    """One pass of `plain` over a state."""
+    """One pass of `to_plain` over a state."""
 
     def __init__(self, host: bool) -> None:
         self.host = host
@@ -223,7 +223,7 @@ def _words(where: tuple[Any, Any] | None) -> str:
 def link(target: Path, name: str) -> None:
     """Atomically create or replace the link ``name`` beside the file, pointing to it."""
     place = target.with_name(name)
-    unfinished = beside(place)
+    unfinished = unfinished_name(place)
     unfinished.symlink_to(target.name)
     unfinished.rename(place)
 

@@ -21,12 +21,12 @@ from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
-    "check_begun",
+    "check_initialized",
     "check_differentiated",
     "check_generators",
     "check_gradients",
     "check_labels",
-    "check_left",
+    "check_step_updates",
     "check_modes",
     "check_network",
     "check_optimizer",
@@ -34,13 +34,13 @@ __all__ = [
     "check_schedule",
     "check_stepped",
     "modes_of",
-    "registering",
+    "collect_registered",
     "wants_classes",
 ]
 
 
 @contextlib.contextmanager
-def registering() -> Iterator[set[int]]:
+def collect_registered() -> Iterator[set[int]]:
     """Collect the ids of the parameters that modules register inside."""
     found: set[int] = set()
     hook = register_module_parameter_registration_hook(lambda module, name, parameter: found.add(id(parameter)))
@@ -95,7 +95,7 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
         )
 
 
-def check_begun(member: Member, optimizer: torch.optim.Optimizer) -> None:
+def check_initialized(member: Member, optimizer: torch.optim.Optimizer) -> None:
     """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer."""
     if not hasattr(optimizer, "defaults"):
         raise StudyError(
@@ -112,7 +112,7 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
             "torch.optim.Optimizer over the parameters passed to it, or a list of several."
         )
-    check_begun(member, optimizer)
+    check_initialized(member, optimizer)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(
@@ -200,7 +200,7 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
 
 
 @contextlib.contextmanager
-def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+def check_step_updates(member: Member, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Raise StudyError if the member's own step inside leaves gradients and updates nothing, for example to accumulate gradients."""
     stepped: list[bool] = []
     hooks = [one.register_step_post_hook(lambda *_: stepped.append(True)) for one in optimizers]

@@ -16,7 +16,7 @@ from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "LARGE", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
+__all__ = ["CALLED", "LARGE", "copies_of", "data_of", "optimizers_of", "with_own_callables", "ensure_own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called during training, and may hold state such as counters or random generators."""
@@ -32,7 +32,7 @@ def copies_of(member: Member, model: nn.Module, optimizer: Any, schedule: Any) -
     shared = [value for name in CALLED for value in data_of(getattr(member, name)) if id(value) not in own]
     memo.update({id(value): value for value in shared})
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
-    calling = own_member(member, memo)
+    calling = with_own_callables(member, memo)
     complete(model, memo)
     # Torch's optimizers copy only the state that a file needs, and no other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
@@ -42,7 +42,7 @@ def copies_of(member: Member, model: nn.Module, optimizer: Any, schedule: Any) -
     return calling, *made
 
 
-def own_member(member: Member, memo: dict[int, Any]) -> Member:
+def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     """Return the member with its own copies of the objects that it calls, so that other members do not change their state.
 
     Plain functions, weights, and objects that cannot be copied stay shared. If a factory or metric is a method of a copied object, it
@@ -73,7 +73,7 @@ def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
     return MethodType(factory.__func__, memo[id(of)]) if isinstance(factory, MethodType) and id(of) in memo else factory
 
 
-def own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
+def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
     """Give trained weights, and buffers, their own memory if the factory makes them from tensors that existed before its call.
 
     Otherwise all members would change these, for example with `Embedding.from_pretrained(vectors, freeze=False)` or

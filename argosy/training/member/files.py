@@ -46,7 +46,7 @@ class KeptFiles:
         """Note a file that is written but not journaled yet."""
         self._unsettled = (*self._unsettled, saved)
 
-    def journaled(self, file: str) -> None:
+    def note_journaled(self, file: str) -> None:
         """Note that the driver has journaled this file: update the links, and delete files older than the previous one."""
         names = [saved.file for saved in self._unsettled]
         if file not in names:
@@ -81,14 +81,14 @@ class Files:
             return None
         section = f".{live.section}" if live.section else ""
         file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
-        state = checkpoint.plain(live.state_dict(carried=carried))
+        state = checkpoint.to_plain(live.state_dict(carried=carried))
         items = [(state, self.folder / file)]
         best = newest.best if newest else None
         if live.best_is_current:
             best = file
         elif (weights := live.best_state()) is not None:
             best = _file_of_best(weights)
-            items.insert(0, (checkpoint.plain(weights), self.folder / best))
+            items.insert(0, (checkpoint.to_plain(weights), self.folder / best))
         saved = Checkpoint(
             file=file,
             sha256="",
@@ -100,7 +100,7 @@ class Files:
             best=best,
             best_sha256=newest.best_sha256 if newest else None,
         )
-        live.best_is_saved()
+        live.note_best_saved()
         return Draft(saved, items)
 
     def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
@@ -124,7 +124,7 @@ class Files:
         if weights is None or self.newest is None or not self.own:
             return None
         file = _file_of_best(weights)
-        sha256 = checkpoint.save(checkpoint.plain(weights), self.folder / file)
+        sha256 = checkpoint.save(checkpoint.to_plain(weights), self.folder / file)
         return replace(self.newest, best=file, best_sha256=sha256)
 
 

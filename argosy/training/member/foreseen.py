@@ -16,10 +16,10 @@ from argosy.stream.blocks import Block
 from argosy.training.member.checks import check_labels, wants_classes
 from argosy.training.member.live import LiveMember
 
-__all__ = ["Foreseen"]
+__all__ = ["PendingLabels"]
 
 
-class Foreseen:
+class PendingLabels:
     """Unchecked labels of members with one loss."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:

@@ -19,17 +19,17 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
-from argosy.stopping import Mode, better
-from argosy.stream.batches import Batch, Carried, Cutter, InOrder
+from argosy.stopping import Mode, is_better
+from argosy.stream.batches import Batch, Cutter, InOrder, PartialBatch
 from argosy.stream.by_length import ByLength
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
-from argosy.training.device.devices import Backend, DeviceEvent, out_of_memory
+from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memory
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.answers import Answers
-from argosy.training.member.checkpoint import plain
+from argosy.training.member.checkpoint import to_plain
 from argosy.training.member.checks import (
     check_average_of,
     check_generators,
@@ -37,20 +37,26 @@ from argosy.training.member.checks import (
     check_optimizer,
     check_own,
     check_schedule,
-    registering,
+    collect_registered,
 )
-from argosy.training.member.copied import CALLED, LARGE, copies_of, optimizers_of, own_member, own_memory
-from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_given
+from argosy.training.member.copied import CALLED, LARGE, copies_of, ensure_own_memory, optimizers_of, with_own_callables
+from argosy.training.member.own import (
+    load_optimizer_state,
+    load_schedule_state,
+    own_optimizers,
+    schedule_state,
+    without_given,
+)
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.snapshots import Snapshots, unstacked
-from argosy.training.member.tally import Tally, total_of
+from argosy.training.member.tally import Tally, batch_total
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["Best", "BatchLengths", "LiveMember", "build", "load_weights", "seed_of"]
+__all__ = ["Best", "BatchLengths", "LiveMember", "build_member", "load_weights", "effective_seed"]
 
 SMALL_BYTES = 4 << 20
 """Most bytes of a small network's weights."""
@@ -67,11 +73,11 @@ class Best:
     averaged: bool = False
     """Whether the value is that of the averaged weights, not of the raw ones."""
 
-    def beaten_by(self, value: float, mode: Mode) -> bool:
+    def is_beaten_by(self, value: float, mode: Mode) -> bool:
         """Return whether a later value is better; NaN never is, and every other value is better than NaN."""
         if math.isnan(value):
             return False
-        return math.isnan(self.value) or better(value, self.value, mode)
+        return math.isnan(self.value) or is_better(value, self.value, mode)
 
 
 class BatchLengths(NamedTuple):
@@ -143,7 +149,7 @@ class LiveMember:
     """Order of the current epoch."""
     _orders: Orders = field(init=False, repr=False)
     _stream_epoch: int = 0
-    _carried: Carried | None = None
+    _carried: PartialBatch | None = None
     """Part of a batch, loaded from a checkpoint; used when the epoch begins."""
     _frozen: frozenset[str] = field(init=False)
     """Names of weights that are not trained, in the network as built."""
@@ -196,7 +202,7 @@ class LiveMember:
             self.val_cutter = self._cutter("val", self.member.eval_batch_size or self.member.batch_size)
         self.model.train()
 
-    def _cutter(self, split: str, size: int, position: int = 0, carried: Carried | None = None) -> Cutter:
+    def _cutter(self, split: str, size: int, position: int = 0, carried: PartialBatch | None = None) -> Cutter:
         """Return a cutter of the epoch. If batches are cut by length, members that see the same samples share its windows."""
         member, orders, epoch, trains = self.member, self._orders, self._stream_epoch, split == "train"
         if split not in self._selections:
@@ -266,7 +272,7 @@ class LiveMember:
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
         """Record a step on a batch, with its per-sample losses or their mean; None if all its samples are broken."""
         if losses is not None:
-            self.train.add(batch.rows, batch.digest, {"loss": total_of(losses, batch.rows)})
+            self.train.add(batch.rows, batch.digest, {"loss": batch_total(losses, batch.rows)})
             self.samples += batch.rows
         assert self.cutter is not None
         self.cutter.commit(batch)
@@ -314,7 +320,7 @@ class LiveMember:
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
         if ends_epoch:
-            self.move_schedule(metrics[self.objective])
+            self.step_schedule(metrics[self.objective])
         if self.average is not None:
             self._choose(metrics)
         self._judge(metrics[self.objective], averaged=bool(metrics.get("averaged")))
@@ -328,16 +334,16 @@ class LiveMember:
         return metrics
 
     @property
-    def scheduled(self) -> bool:
+    def has_batch_schedule(self) -> bool:
         """Whether its schedule is stepped after every batch."""
         return self.schedule is not None and self.member.schedule_per == "step"
 
-    def move_schedule(self, objective: float) -> None:
+    def step_schedule(self, objective: float) -> None:
         """Step the schedule at the end of an epoch, unless it is stepped after every batch.
 
         Other sections of an epoch do not step it, because weights would depend on their number.
         """
-        if self.schedule is None or self.scheduled:
+        if self.schedule is None or self.has_batch_schedule:
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
             self.schedule.step(objective)
@@ -357,7 +363,7 @@ class LiveMember:
         """Replace the raw metrics by those of the averaged weights, if these have the better objective, and add both under own names."""
         raw = {name: value for name, value in metrics.items() if name.startswith("val_")}
         average = {f"val_{name}": value for name, value in self.average_val.values().items()}
-        averaged = better(average[self.objective], raw[self.objective], self.mode)
+        averaged = is_better(average[self.objective], raw[self.objective], self.mode)
         metrics.update(average if averaged else raw)
         metrics.update({f"raw_{name}": value for name, value in raw.items()})
         metrics.update({f"average_{name}": value for name, value in average.items()}, averaged=float(averaged))
@@ -366,7 +372,7 @@ class LiveMember:
         self.answers = None
         if self.snapshots is not None:
             self.snapshots.add((self.epoch, self.section), self._weights(averaged=averaged))
-        if self.best is None or self.best.beaten_by(value, self.mode):
+        if self.best is None or self.best.is_beaten_by(value, self.mode):
             validation = self.average_val if averaged else self.val
             self.answers = None if validation.answers is None else validation.answers.whole()
             self.best = Best(self.epoch, self.section, value, averaged)
@@ -386,7 +392,7 @@ class LiveMember:
         """
         if self._best_here:
             weights = self._weights(averaged=self.best is not None and self.best.averaged)
-            self._best_weights = self._copied_there(weights) or plain(weights, host=True)
+            self._best_weights = self._copied_there(weights) or to_plain(weights, host=True)
             self._best_here = False
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
@@ -417,7 +423,7 @@ class LiveMember:
         return weights
 
     def best_state(self) -> dict[str, Any] | None:
-        """Return the state for a file of the best section; None if there is none, or if `best_is_saved` was called for it."""
+        """Return the state for a file of the best section; None if there is none, or if `note_best_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
         weights = self._best_weights
@@ -425,7 +431,7 @@ class LiveMember:
             weights = self._weights(averaged=self.best.averaged)
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
-    def best_is_saved(self) -> None:
+    def note_best_saved(self) -> None:
         """Note that the weights of the best section are in a file, and drop the copy."""
         self._best_here, self._best_weights = False, None
 
@@ -442,7 +448,7 @@ class LiveMember:
         try:
             member, model, optimizer, schedule = copies_of(self.member, self.model, self.optimizer, self.schedule)
         except Exception as error:  # boundary to the objects of a user's network
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             raise StudyError(
                 f"member {self.member.name!r}: its network and optimizer cannot be copied ({reason_of(error)}), "
@@ -468,7 +474,7 @@ class LiveMember:
             "model": weights,
             "turned": sorted(self._frozen ^ _frozen(self.model)),
             "optimizer": without_given(self.optimizer.state_dict()),
-            "schedule": None if self.schedule is None else state_of(self.schedule),
+            "schedule": None if self.schedule is None else schedule_state(self.schedule),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "average": None if self.average is None else self.average.state_dict(),
@@ -490,9 +496,9 @@ class LiveMember:
         for name in state.get("turned", ()):  # weights that a step has frozen or unfrozen
             weight = self.model.get_parameter(name)
             weight.requires_grad_(not weight.requires_grad)
-        restore(self.optimizer, state["optimizer"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
         if self.schedule is not None:
-            set_state(self.schedule, state["schedule"])
+            load_schedule_state(self.schedule, state["schedule"])
         self.randomness.load_state_dict(state["random"])
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
@@ -502,7 +508,7 @@ class LiveMember:
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
         self.best = None if state["best"] is None else Best(*state["best"])
-        self.best_is_saved()
+        self.note_best_saved()
         if self.snapshots is not None:
             self.snapshots.weights = unstacked(state.get("snapshots"))
         gathered = state["carried"]
@@ -511,7 +517,7 @@ class LiveMember:
         return position
 
 
-def build(
+def build_member(
     member: Member,
     backend: Backend,
     *,
@@ -528,11 +534,11 @@ def build(
     """
     check_generators(member, [(name, getattr(member, name)) for name in ("model", *CALLED)])
     check_generators(member, [(f"metric {name!r}", metric) for name, metric in member.metrics.items()])
-    seed = seed_of(member, study_seed)
+    seed = effective_seed(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
-    own = own_member(member, {})
+    own = with_own_callables(member, {})
     with kept_by(member.name), randomness.building():
-        with registering() as registered:
+        with collect_registered() as registered:
             model = own.model()
         check_network(member, model)
         check_generators(
@@ -543,7 +549,7 @@ def build(
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
-        own_memory(model, member.model)
+        ensure_own_memory(model, member.model)
     check_average_of(member, model)
     trained = model, optimizer, schedule, randomness
     live = LiveMember(own, backend, *trained, objective, mode, answering=answering)
@@ -566,7 +572,7 @@ def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     return optimizer, schedule
 
 
-def seed_of(member: Member, study_seed: int) -> int:
+def effective_seed(member: Member, study_seed: int) -> int:
     """Return the member's own seed, or else one derived from the study's seed and its name."""
     return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
@@ -598,16 +604,16 @@ def _frozen(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, weight in model.named_parameters() if not weight.requires_grad)
 
 
-def _carried_state(carried: Carried) -> dict[str, Any]:
+def _carried_state(carried: PartialBatch) -> dict[str, Any]:
     leaves = [leaf.cpu() for leaf in carried.leaves]
     sound = None if carried.sound is None else torch.from_numpy(carried.sound)
     return {"leaves": leaves, "elements": carried.elements, "digest": tuple(carried.digest), "sound": sound}
 
 
-def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
+def _carried_of(state: dict[str, Any], device: torch.device) -> PartialBatch:
     leaves = [leaf.to(device) for leaf in state["leaves"]]
     sound = state.get("sound")
-    return Carried(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())
+    return PartialBatch(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())
 
 
 def _place(tensor: torch.Tensor) -> Any:

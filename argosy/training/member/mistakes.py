@@ -13,7 +13,7 @@ from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.checks import wants_classes
 
-__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "shown"]
+__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "format_tensor"]
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
@@ -57,7 +57,7 @@ def _layer_of(model: nn.Module, error: Exception) -> str:
         if isinstance(module, nn.Module) and isinstance(given, Tensor):
             name = names[id(module)]
             found = f"{f'layer {name!r}' if name else 'the network'}, {type(module).__name__}({module.extra_repr()}), was given "
-            found += f"{shown(given)}{_channels_last(module, given)}"
+            found += f"{format_tensor(given)}{_channels_last(module, given)}"
     return found
 
 
@@ -71,7 +71,7 @@ def explain_loss(member: Member, output: Any, target: Any) -> None:
     """Raise StudyError if a loss raised because its targets do not fit the outputs."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
-    found = f"member {member.name!r}: its network returns {shown(output)}, targets are {shown(target)}, and its loss"
+    found = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"
     if wants_classes(member.loss):
         _explain_classes(found, output, target)
     elif output.shape != target.shape and output.numel() == target.numel():
@@ -107,7 +107,7 @@ def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
     return "target.reshape_as(output)"
 
 
-def shown(tensor: Tensor) -> str:
+def format_tensor(tensor: Tensor) -> str:
     """Return shape and dtype, for example ``[32, 10] of float32``."""
     return f"{list(tensor.shape)} of {_name(tensor.dtype)}"
 

@@ -1,7 +1,7 @@
 """The planned length of a member's training, for code that runs while the member is built.
 
 Lightning's `configure_optimizers` asks its trainer for numbers that the study determines. A context variable holds them while
-`argosy.training.member.live.build` runs, because a member's optimizer factory receives only the network.
+`argosy.training.member.live.build_member` runs, because a member's optimizer factory receives only the network.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from argosy.stopping import Stop
 from argosy.study import Member
 
-__all__ = ["TrainingOutlook", "foreseen", "outlook"]
+__all__ = ["TrainingOutlook", "set_outlook", "current_outlook"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,8 @@ _OUTLOOK: ContextVar[TrainingOutlook | None] = ContextVar("outlook", default=Non
 
 
 @contextlib.contextmanager
-def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
-    """Let `outlook` return this value inside."""
+def set_outlook(found: TrainingOutlook | None) -> Iterator[None]:
+    """Let `current_outlook` return this value inside."""
     token = _OUTLOOK.set(found)
     try:
         yield
@@ -51,6 +51,6 @@ def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
         _OUTLOOK.reset(token)
 
 
-def outlook() -> TrainingOutlook | None:
+def current_outlook() -> TrainingOutlook | None:
     """Return the outlook of the member being built; None outside a run."""
     return _OUTLOOK.get()

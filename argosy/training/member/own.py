@@ -12,9 +12,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.study import Member
-from argosy.training.member.checks import check_begun, check_stepped
+from argosy.training.member.checks import check_initialized, check_stepped
 
-__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_given"]
+__all__ = [
+    "OwnOptimizers",
+    "OwnSchedules",
+    "own_optimizers",
+    "load_optimizer_state",
+    "load_schedule_state",
+    "schedule_state",
+    "without_given",
+]
 
 GIVEN = (FunctionType, Enum)
 """Types of settings in parameter groups that no file can hold and that the factory sets again, for example LARS's filters."""
@@ -49,7 +57,7 @@ class OwnOptimizers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load all states."""
         for name, optimizer in self.by_name.items():
-            restore(optimizer, state["state"][name])
+            load_optimizer_state(optimizer, state["state"][name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +73,33 @@ class OwnSchedules:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
-        return {name: state_of(schedule) for name, schedule in self.by_name.items()}
+        return {name: schedule_state(schedule) for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load all states."""
         for name, schedule in self.by_name.items():
-            set_state(schedule, state[name])
+            load_schedule_state(schedule, state[name])
 
 
-def state_of(schedule: Any) -> Any:
+def schedule_state(schedule: Any) -> Any:
     """Return a schedule's state; a schedule inside it, for example the one after a warm-up, is replaced by its state."""
     state = schedule.state_dict()
     for key, value in state.items() if isinstance(state, dict) else ():
         if isinstance(value, LRScheduler):
-            state = {**state, key: state_of(value)}
+            state = {**state, key: schedule_state(value)}
     return state
 
 
-def set_state(schedule: Any, state: Any) -> None:
-    """Load what `state_of` returned."""
+def load_schedule_state(schedule: Any, state: Any) -> None:
+    """Load what `schedule_state` returned."""
     held = getattr(schedule, "__dict__", {}).items()
     within = {key: value for key, value in held if isinstance(value, LRScheduler) and key in state}
     for key, value in within.items():
-        set_state(value, state[key])
+        load_schedule_state(value, state[key])
     schedule.load_state_dict({**state, **within} if within else state)
 
 
-def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load the state of an optimizer with the dtypes that it was saved with.
 
     Torch casts all state except ``step`` to the dtype of its weight. Values that NAdam and ASGD keep in float32 for float64 weights
@@ -139,7 +147,7 @@ def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, Own
 def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
     own = set(map(id, model.parameters()))
     for name, optimizer in optimizers.items():
-        check_begun(member, optimizer)
+        check_initialized(member, optimizer)
         foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
         if foreign:
             raise StudyError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import StudyError
-from argosy.stream.batches import sent
+from argosy.stream.batches import copy_to_device
 from argosy.study import Member
 
 __all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "widened"]
@@ -103,4 +103,4 @@ class LossScales:
 
     def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
         """Return ``[members, 1]``."""
-        return sent(torch.tensor(values, dtype=like.dtype), self._device).unsqueeze(1)
+        return copy_to_device(torch.tensor(values, dtype=like.dtype), self._device).unsqueeze(1)

@@ -77,7 +77,7 @@ class Randomness:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Draw from this state inside; with `keep`, the state is unchanged afterwards."""
-        self.stand_at(self.mark())
+        self.set_generators(self.mark())
         try:
             yield
         finally:
@@ -92,7 +92,7 @@ class Randomness:
             (np.random.get_state(), random.getstate()) if self.uses_others else self.others,
         )
 
-    def stand_at(self, mark: Mark) -> None:
+    def set_generators(self, mark: Mark) -> None:
         """Set the process's generators to a snapshot."""
         torch_state, device_state, others = mark
         torch.default_generator.set_state(torch_state)

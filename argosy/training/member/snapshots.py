@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.training.member.checkpoint import plain
+from argosy.training.member.checkpoint import to_plain
 
 __all__ = ["MOST", "Snapshots", "unstacked"]
 
@@ -42,7 +42,7 @@ class Snapshots:
             return
         if self.weights and _form(tensors) != _form(next(iter(self.weights.values()))):
             self.weights.clear()
-        self.weights[section] = plain(tensors, host=True)
+        self.weights[section] = to_plain(tensors, host=True)
         for oldest in list(self.weights)[:-most]:
             del self.weights[oldest]
 

@@ -11,7 +11,7 @@ from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.training.device.devices import Backend, DeviceEvent
 
-__all__ = ["Tally", "double", "per_sample", "total_of", "totals_of"]
+__all__ = ["Tally", "to_float64", "per_sample", "batch_total", "batch_totals"]
 
 
 class Coming(NamedTuple):
@@ -44,14 +44,14 @@ class Tally:
         """Number of samples in the sums that are on the host."""
 
     def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
-        """Add a batch, with the `total_of` each value."""
+        """Add a batch, with the `batch_total` each value."""
         for name, total in totals.items():
             self._unread.setdefault(name, []).append(total)
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
     def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: DeviceEvent) -> None:
-        """Add batches whose totals of a value, one `total_of` per batch, are still being copied to the host."""
+        """Add batches whose totals of a value, one `batch_total` per batch, are still being copied to the host."""
         self.fetch()
         self.rows += rows
         self.digest = self.digest.plus(digest)
@@ -116,18 +116,18 @@ class Tally:
         self._told = self.rows
 
 
-def double(value: Any) -> torch.Tensor:
+def to_float64(value: Any) -> torch.Tensor:
     """Return a number or a tensor as float64; `torch.as_tensor` alone would round Python floats to float32."""
     return value.detach().double() if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
 
 
-def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
+def batch_total(value: torch.Tensor, rows: int) -> torch.Tensor:
     """Return the sum over a batch in float64, from per-sample values ``[rows, …]`` or from their mean, a scalar."""
-    value = double(value)
+    value = to_float64(value)
     return value * rows if value.dim() == 0 else per_sample(value, rows).sum()
 
 
-def totals_of(losses: torch.Tensor, samples: int) -> torch.Tensor:
+def batch_totals(losses: torch.Tensor, samples: int) -> torch.Tensor:
     """Return each member's sum over the samples in float64, from losses ``[members, samples, …]`` or means ``[members]``."""
     sums = losses.reshape(len(losses), -1).sum(1, dtype=torch.float64)
     numbers = losses.numel() // len(losses)

@@ -24,7 +24,7 @@ from argosy.study import Member, accuracy
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
-from argosy.training.member.tally import Tally, double, total_of
+from argosy.training.member.tally import Tally, batch_total, to_float64
 
 __all__ = ["Validation"]
 
@@ -80,7 +80,7 @@ class Validation:
             self._gathered.add(rows, output, target, self._words(next(iter(self._of_the_set))))
         if self.answers is not None:
             self.answers.add(output, target)
-        totals = {name: total_of(value, rows) for name, value in {"loss": losses, **values}.items()}
+        totals = {name: batch_total(value, rows) for name, value in {"loss": losses, **values}.items()}
         self.sums.add(rows, digest, totals)
 
     @property
@@ -276,7 +276,7 @@ def _twice(leaf: Any) -> Any:
 def _tensor(value: Any) -> torch.Tensor | None:
     """Return a metric's value as a tensor; None if it is neither a number nor a tensor of real numbers."""
     if isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
-        value = double(value) if isinstance(value, float) else torch.as_tensor(value)
+        value = to_float64(value) if isinstance(value, float) else torch.as_tensor(value)
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 

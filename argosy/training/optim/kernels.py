@@ -25,8 +25,8 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.optim._muon import _adjust_lr
 
-from argosy.stream.batches import sent
-from argosy.training.device.recorders import InBranches, in_turn
+from argosy.stream.batches import copy_to_device
+from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
@@ -39,7 +39,7 @@ __all__ = [
     "adam_numbers",
     "adopt",
     "is_unusual",
-    "kind_of",
+    "optimizer_kind",
     "mark_as_called",
     "orthogonal",
     "parts_of",
@@ -67,10 +67,10 @@ Settings = Sequence[tuple[Any, ...]]
 """Hyper-parameters in parameter groups."""
 
 
-def kind_of(optimizer: Optimizer) -> Hashable:
+def optimizer_kind(optimizer: Optimizer) -> Hashable:
     """Return the kind of an optimizer; optimizers of one kind share a kernel. None if the optimizer must make its steps itself."""
     if isinstance(optimizer, OptimizerList):
-        kinds = [kind_of(part) for part in optimizer.parts]
+        kinds = [optimizer_kind(part) for part in optimizer.parts]
         return None if None in kinds or is_unusual(optimizer) else tuple(kinds)
     if type(optimizer) not in RULES or is_unusual(optimizer):
         return None
@@ -125,7 +125,7 @@ class Tile:
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
         if self.shown is None or not np.array_equal(self.shown[0], numbers):
-            self.shown = numbers, sent(torch.from_numpy(numbers).to(self.weights.dtype), self.weights.device)
+            self.shown = numbers, copy_to_device(torch.from_numpy(numbers).to(self.weights.dtype), self.weights.device)
         return self.shown[1]
 
 
@@ -144,7 +144,10 @@ class Kernel:
         Returns None if they must make their steps themselves, for example because weights of a member have made unequal numbers of steps.
         """
         rows = slice(first, first + len(optimizers))
-        usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
+        usual = (
+            parameter_buffer.weights.dtype in (torch.float32, torch.float64)
+            and optimizer_kind(optimizers[0]) is not None
+        )
         if not usual or any(steps_differ(optimizer) for optimizer in optimizers):
             return None
         tiles, kinds = [], [type(part) for part in parts_of(optimizers[0]) for _ in part.param_groups]
@@ -209,7 +212,7 @@ class Kernel:
         """
         return None if self._changed else [RULES[tile.kind].numbers(tile, count) for tile in self._tiles]
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = in_turn) -> None:
+    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = run_in_turn) -> None:
         """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite.
 
         `numbers` has one tensor ``[rows, numbers]`` per parameter group.

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from argosy.training.optim.kernels import adam_numbers, is_unusual, mark_as_called, sgd_numbers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["move_along", "moves_of", "one_pass", "takes_one_pass"]
+__all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "takes_one_pass"]
 
 Weights = list[Tensor]
 Group = dict[str, Any]
@@ -26,7 +26,7 @@ Move = Callable[[], object]
 
 
 def takes_one_pass(optimizer: Any) -> bool:
-    """Return whether `one_pass` may make the steps of an optimizer, or of some optimizers of a list."""
+    """Return whether `step_in_one_pass` may make the steps of an optimizer, or of some optimizers of a list."""
     if isinstance(optimizer, OptimizerList):
         of_rules = [part for part in optimizer.parts if type(part) in RULES]
         return bool(of_rules) and not is_unusual(optimizer) and all(map(takes_one_pass, of_rules))
@@ -37,23 +37,23 @@ def takes_one_pass(optimizer: Any) -> bool:
 
 
 @torch.no_grad()
-def one_pass(optimizer: Optimizer) -> bool:
+def step_in_one_pass(optimizer: Optimizer) -> bool:
     """Make a step; returns False, with nothing done, if the optimizer must make it itself."""
     if isinstance(optimizer, OptimizerList):
         for part in optimizer.parts:
-            if not (type(part) in RULES and one_pass(part)):
+            if not (type(part) in RULES and step_in_one_pass(part)):
                 part.step()
         mark_as_called([optimizer])
         return True
-    moves = moves_of(optimizer)
+    moves = prepare_moves(optimizer)
     if moves is None:
         return False
-    move_along(optimizer, moves)
+    apply_moves(optimizer, moves)
     return True
 
 
-def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
-    """Return the step along the present gradients, for `move_along`; None if the optimizer must make it itself.
+def prepare_moves(optimizer: Optimizer) -> Sequence[Move] | None:
+    """Return the step along the present gradients, for `apply_moves`; None if the optimizer must make it itself.
 
     The step may be repeated as long as weights, gradients and states are the same tensors; hyper-parameters are read each time.
     """
@@ -73,8 +73,8 @@ def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
 
 
 @torch.no_grad()
-def move_along(optimizer: Optimizer, moves: Sequence[Move]) -> None:
-    """Make a step that `moves_of` returned."""
+def apply_moves(optimizer: Optimizer, moves: Sequence[Move]) -> None:
+    """Make a step that `prepare_moves` returned."""
     for move in moves:
         move()
     mark_as_called([optimizer])

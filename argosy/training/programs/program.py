@@ -20,10 +20,10 @@ from typing import Protocol, TypeVar, runtime_checkable
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
 
-__all__ = ["OwnFaults", "Program", "Together", "UnfitProgram"]
+__all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram"]
 
 
-class OwnFaults(Exception):  # noqa: N818
+class MemberFaults(Exception):  # noqa: N818
     """Errors raised by the code of single members in a step of several. The step was made, and the other members continue."""
 
     def __init__(self, errors: Mapping[str, Exception]) -> None:
@@ -73,7 +73,7 @@ class Program(Protocol[Cut]):
 
 
 @runtime_checkable
-class Together(Protocol):
+class SharedProgram(Protocol):
     """A program that steps several members by common code. Its errors belong to no single member, so other programs repeat the step."""
 
     def undo(self) -> None:

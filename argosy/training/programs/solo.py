@@ -15,26 +15,26 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves
 from argosy.study import IGNORED, Member
-from argosy.training.device.clock import timed
+from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import (
     check_differentiated,
     check_gradients,
     check_labels,
-    check_left,
     check_modes,
+    check_step_updates,
     modes_of,
     wants_classes,
 )
 from argosy.training.member.copied import optimizers_of
-from argosy.training.member.foreseen import Foreseen
+from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
 from argosy.training.member.precision import LossScale, autocast, widened
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
-from argosy.training.optim.one_pass import one_pass
+from argosy.training.optim.one_pass import step_in_one_pass
 
 __all__ = ["Solo", "cross_entropy", "pair_of"]
 
@@ -50,7 +50,7 @@ class Solo:
         self._losses: torch.Tensor | None = None
         """Losses of that batch, per sample or their mean; None if all its samples are broken."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
-        self._foreseen = Foreseen((live,))
+        self._foreseen = PendingLabels((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
@@ -63,7 +63,7 @@ class Solo:
         """Implement `Program.active`."""
         randomness = self.live.validating if keep else self.live.randomness
         with (
-            timed((self.live.clock,), (1.0,)),
+            time_on_device((self.live.clock,), (1.0,)),
             randomness.active(),
             torch.set_grad_enabled(not keep),
         ):
@@ -122,7 +122,7 @@ class Solo:
         for optimizer in self._moded:
             optimizer.eval()
         self.drop_gradients()
-        if live.scheduled:
+        if live.has_batch_schedule:
             live.schedule.step()
 
     def drop_gradients(self) -> None:
@@ -222,7 +222,11 @@ class Solo:
         member, live = self.live.member, self.live
         own = member.optimizers is not None and not live.optimizer.in_hooks
         try:
-            with check_left(member, live.model, live.optimizer.by_name.values()) if own else contextlib.nullcontext():
+            with (
+                check_step_updates(member, live.model, live.optimizer.by_name.values())
+                if own
+                else contextlib.nullcontext()
+            ):
                 self.begin(Batch(data, rows, Digest()))
             self._batch = self._losses = None
             self.step()
@@ -244,7 +248,7 @@ class Solo:
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
         with contextlib.nullcontext() if live.steps else large_outside():
-            if not (live.one_pass and one_pass(live.optimizer)):
+            if not (live.one_pass and step_in_one_pass(live.optimizer)):
                 live.optimizer.step()
 
     def _move_unless_overflowed(self, scale: LossScale) -> None:
@@ -265,7 +269,7 @@ class Solo:
             own = map_leaves(torch.clone, part) if self.live.private else part  # the network writes into its input
             with average.recomputing(), self._autocast():
                 self._losses_of(own)
-        randomness.stand_at(drawn)  # raw weights are trained as they would be without an average
+        randomness.set_generators(drawn)  # raw weights are trained as they would be without an average
 
     def augmented(self, data: Any) -> Any:
         """Return the samples as the member augments them for a step."""
@@ -338,7 +342,7 @@ class Solo:
             drawn = live.randomness.here()
             with live.averaged.held():
                 self._validate(batch, live.average_val)
-            live.randomness.stand_at(drawn)  # raw weights are validated as they would be without an average
+            live.randomness.set_generators(drawn)  # raw weights are validated as they would be without an average
 
     def _validate(self, batch: Batch, into: Validation) -> tuple[Any, Any]:
         with self._autocast():
@@ -419,7 +423,7 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the default loss per sample ``[B]`` from outputs ``[B, classes, …]`` and class numbers ``[B, …]``.
 
-    A sample with several class numbers, for example tokens or pixels, has their mean without those that are `IGNORED`, such as padding.
+    A sample with several class numbers, for example tokens or pixels, has their mean without those that are `IGNORED_SIGNALS`, such as padding.
     """
     losses = functional.cross_entropy(output, target, reduction="none")
     if losses.dim() == 1 or target.is_floating_point():

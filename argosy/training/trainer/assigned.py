@@ -73,7 +73,7 @@ class AssignedMember:
         return self.live.member.name
 
     @property
-    def stands(self) -> tuple[int, int]:
+    def stream_position(self) -> tuple[int, int]:
         """Position in the stream; it must be equal for all members of an instance."""
         return self.stream_epoch, self.next_section
 

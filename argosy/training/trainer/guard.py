@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from argosy.disk.files import appending, make_folder
+from argosy.disk.files import make_folder, open_append
 from argosy.errors import DiskError, WorkerError
-from argosy.errors.system import files_refused, means_refused
+from argosy.errors.system import files_refused, resources_refused
 from argosy.errors.traces import trace_of
 from argosy.protocol.events import MemberEnded, Saved
 from argosy.protocol.trainer import OutOfMemory, SectionReport
 from argosy.training.choice.measure import has_batch_norm
-from argosy.training.device.devices import Backend, memory_returned, out_of_memory, poisoned
+from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, wait_for_memory
 from argosy.training.member.live import LiveMember
 from argosy.training.trainer.descriptors import Descriptors, lowest_free
 
@@ -75,7 +75,7 @@ class Guard:
         except Exception as error:  # boundary to a member's code
             if not self._files.exhausted_by(name):
                 self.check_process((name,), error)
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 self._fail(name, "".join(traceback.format_exception(error)), trace_of(error))
                 return None
             detail = str(error)
@@ -91,9 +91,9 @@ class Guard:
         # Not in the handler, whose traceback keeps the action's tensors alive. Frames of torch hold errors in reference cycles.
         gc.collect()
         freed = self.give_back(detail)
-        if again and (freed or memory_returned(self._backend, patience=RETURN_SECONDS)):
+        if again and (freed or wait_for_memory(self._backend, patience=RETURN_SECONDS)):
             return self(name, action, again=freed)
-        self.crowded_out(name, detail, freed=freed)
+        self.drop_unfit(name, detail, freed=freed)
         return None
 
     def _fail(self, name: str, text: str, reason: str) -> None:
@@ -106,7 +106,7 @@ class Guard:
         if leaked:
             self._files.make_room(name)
 
-    def crowded_out(self, name: str, detail: str, *, freed: bool = False) -> None:
+    def drop_unfit(self, name: str, detail: str, *, freed: bool = False) -> None:
         """Drop a member that does not fit; the driver decides where it continues, or with which micro-batches.
 
         `freed` tells the driver that kept rows of samples used part of the memory and have been freed.
@@ -130,13 +130,13 @@ class Guard:
     def check_process(self, names: tuple[str, ...], error: Exception) -> None:
         """Raise WorkerError if no file can be opened, or Poisoned if the device is unusable; `names` are the members whose code raised."""
         if (refused := files_refused()) is not None:
-            raise means_refused(refused, self._device) or error from error  # the limit is shared by all members
+            raise resources_refused(refused, self._device) or error from error  # the limit is shared by all members
         subject = " and ".join(map(repr, names)) or "its trainer"
         self.check_device(f"{subject} raised {error!r}", names)
 
     def check_device(self, since: str, names: tuple[str, ...] = ()) -> None:
         """Raise Poisoned if the device is unusable; if careful, one of `names`, whose error is being handled, is the cause."""
-        if poisoned(self._backend):
+        if is_poisoned(self._backend):
             detail = f"{self._device} is unusable in this process since {since}"
             certain = names if self.careful else ()
             for name in certain:
@@ -153,5 +153,5 @@ class Guard:
         """Append to a member's ``log.txt``."""
         folder = self._members / name
         make_folder(folder)
-        with appending(folder / "log.txt") as log:
+        with open_append(folder / "log.txt") as log:
             log.write(f"{text.rstrip()}\n".encode(errors="backslashreplace"))

@@ -15,13 +15,13 @@ from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.admission import Admitted, admit
-from argosy.training.choice.copies import unwarned
-from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
+from argosy.training.choice.copies import hide_step_warning
+from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divide_evenly
 from argosy.training.choice.rehearsal import on_copies, rehearse
-from argosy.training.device.devices import memory_left, out_of_memory
+from argosy.training.device.devices import is_out_of_memory, memory_left
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
-from argosy.training.programs.graphed.graphed import refusal
+from argosy.training.programs.graphed.graphed import why_not_captured
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.program_instances import ProgramInstance, Round
 
@@ -85,7 +85,7 @@ class ProgramChoice:
         there: dict[tuple[int, int], list[ProgramInstance]] = {}
         for instance in self._instances:
             if instance.shard is None:
-                there.setdefault(instance.assignment[0].stands, []).append(instance)
+                there.setdefault(instance.assignment[0].stream_position, []).append(instance)
         reasons: dict[str, str] = {}
         for instances in there.values():
             names = ", ".join(repr(instance.names[0]) for instance in instances)
@@ -99,7 +99,7 @@ class ProgramChoice:
     def _admit(self, instances: Sequence[ProgramInstance], block: Block) -> Mapping[str, str]:
         """Form fusion groups of members at one position of the stream; returns the reasons why other members step alone."""
         lives = [assigned.live for assigned in _assigned(instances)]
-        with unwarned():
+        with hide_step_warning():
             compiles = "compiled" in self.kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
             admission = admit(
@@ -119,18 +119,18 @@ class ProgramChoice:
                 instance.fusion_group = fusion_group
             self._take_over(fusion_group)
             if known is None:
-                self._as_before(fusion_group, members)
+                self._restore_programs(fusion_group, members)
         for instance in [instance for instance in instances if instance.fusion_group is None]:
             kinds = self._kinds_of([instance], alike=False)
             if len(kinds) > 1:
                 instance.fusion_group = FusionGroup(kinds=kinds)
                 self._take_over(instance.fusion_group)
-                self._as_before(instance.fusion_group, [instance])
+                self._restore_programs(instance.fusion_group, [instance])
         for names, reason in admission.failed.items():
-            self._tell(names, "fused", reason)
+            self._report_fallback(names, "fused", reason)
         return admission.alone
 
-    def _tell(self, names: Sequence[str], kind: str, reason: str) -> None:
+    def _report_fallback(self, names: Sequence[str], kind: str, reason: str) -> None:
         """Report that a faster program of these members was given up; each reason is reported once."""
         event = FellBack(device=self._device, members=tuple(sorted(names)), kind=kind, reason=reason)
         if event not in self._fallen:
@@ -163,7 +163,7 @@ class ProgramChoice:
             if kind == found.kind and (found.size > 1 or alone)
         }
 
-    def _as_before(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
+    def _restore_programs(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
         """Restore the journaled programs, if they are the same for all of these members."""
         assignment = _assigned(instances)
         told = assignment[0].packed
@@ -193,18 +193,20 @@ class ProgramChoice:
         ):
             instances, compilation = self._of(fusion_group), self._compilation(fusion_group)
             if compilation is not None and compilation.refused:
-                self._tell([name for instance in instances for name in instance.names], "compiled", compilation.refused)
+                self._report_fallback(
+                    [name for instance in instances for name in instance.names], "compiled", compilation.refused
+                )
                 fusion_group.refuse("compiled", compilation.refused)
             count = sum(len(instance.assignment) for instance in instances)
             rounds = [instance.round for instance in instances if instance.round is not None]
-            if fusion_group.asks(count) and not (rounds and all(one.steps_left for one in rounds)):
+            if fusion_group.needs_choice(count) and not (rounds and all(one.steps_left for one in rounds)):
                 if rounds:
                     seconds, samples = sum(one.seconds for one in rounds), sum(one.samples for one in rounds)
                     needs = [one.need for one in rounds if one.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
                 self._go_on(fusion_group, count, block)
 
-    def broke(self, instance: ProgramInstance, error: str, *, memory: bool) -> None:
+    def handle_error(self, instance: ProgramInstance, error: str, *, memory: bool) -> None:
         """Handle an error in a step of several members, after the step was undone; `settle` then chooses another program for them."""
         assert instance.fusion_group is not None
         instance.broke = True
@@ -214,7 +216,7 @@ class ProgramChoice:
         """Rule out the present kind of program. Of plain programs, rule out all sizes above 1, or above half of `size` if memory ran out."""
         if not memory:
             names = [name for instance in self._of(fusion_group) for name in instance.names]
-            self._tell(names, "fused" if fusion_group.now.kind == "plain" else fusion_group.now.kind, error)
+            self._report_fallback(names, "fused" if fusion_group.now.kind == "plain" else fusion_group.now.kind, error)
         if fusion_group.now.kind == "plain":
             fusion_group.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
         else:
@@ -244,12 +246,12 @@ class ProgramChoice:
                 return
         wanted, events = fusion_group.next(count), list[Event]()
         present = [(len(instance.assignment), instance.kind) for instance in self._of(fusion_group)]
-        changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
+        changes = present != [(len(part), wanted.kind) for part in divide_evenly(range(count), wanted.size)]
         if changes:
             events = self._change(fusion_group, wanted)
         else:
-            fusion_group.go_on_with(wanted)
-        instances, measures = self._of(fusion_group), fusion_group.now != wanted or fusion_group.measures(count)
+            fusion_group.switch_to(wanted)
+        instances, measures = self._of(fusion_group), fusion_group.now != wanted or fusion_group.needs_measuring(count)
         for instance in instances:
             instance.round = Round() if measures and fusion_group.now == wanted else None
         if not measures:
@@ -263,13 +265,13 @@ class ProgramChoice:
         """Measure the group's candidates on copies; candidates that raise are ruled out."""
         names = ", ".join(repr(live.member.name) for live in lives)
         while fusion_group.undecided(len(lives)):
-            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), unwarned():
+            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), hide_step_warning():
                 try:
                     rehearse(fusion_group, lives, block)
                     return
                 except Exception as raised:  # boundary to members' code
                     self._check_device(f"a program of copies raised: {raised!r}")
-                    memory, error = out_of_memory(raised), reason_of(raised)
+                    memory, error = is_out_of_memory(raised), reason_of(raised)
             if fusion_group.now == ALONE:
                 fusion_group.restrict(1, "")  # the member's own step will raise it
             else:
@@ -315,13 +317,13 @@ class ProgramChoice:
         instances = self._of(fusion_group)  # without members whose saving failed
         # Rounding depends on a member's row, and must not depend on the order of assignment.
         assignment = sorted(_assigned(instances), key=lambda one: one.name)
-        fusion_group.go_on_with(wanted)
+        fusion_group.switch_to(wanted)
         fusion_group.forget_rounds()
         if assignment:
-            self._regroup(fusion_group, instances, divided(assignment, wanted.size))
+            self._regroup(fusion_group, instances, divide_evenly(assignment, wanted.size))
         return events
 
-    def let_go(self, names: Collection[str]) -> None:
+    def remove_members(self, names: Collection[str]) -> None:
         """Remove members from their instances; the other members of a program continue without them."""
         for instance in [instance for instance in self._instances if not set(names).isdisjoint(instance.names)]:
             left = [assigned for assigned in instance.assignment if assigned.name not in names]
@@ -344,12 +346,12 @@ class ProgramChoice:
                 made.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
         except Exception as raised:  # boundary to members' code
             self._check_device(f"a program could not be made: {raised!r}")
-            memory, error = out_of_memory(raised), reason_of(raised)
+            memory, error = is_out_of_memory(raised), reason_of(raised)
         if fusion_group is not None and error is not None:
             for instance in made:
                 instance.program.release()
             self._refuse(fusion_group, max(map(len, parts)), error, memory=memory)
-            fusion_group.go_on_with(ALONE)
+            fusion_group.switch_to(ALONE)
             made = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
         self._instances[at:at] = made
 
@@ -360,7 +362,7 @@ def _assigned(instances: Sequence[ProgramInstance]) -> list[AssignedMember]:
 
 
 def _may_be_captured(instance: ProgramInstance) -> bool:
-    return "graphed" in instance.fusion_group.kinds if instance.fusion_group else not refusal(instance.program)
+    return "graphed" in instance.fusion_group.kinds if instance.fusion_group else not why_not_captured(instance.program)
 
 
 def _unlike_before(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:

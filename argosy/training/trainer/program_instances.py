@@ -16,8 +16,8 @@ from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
-from argosy.training.programs.graphed.graphed import Graphed, refusal
-from argosy.training.programs.program import Program, Together
+from argosy.training.programs.graphed.graphed import Graphed, why_not_captured
+from argosy.training.programs.program import Program, SharedProgram
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
@@ -62,7 +62,7 @@ class ProgramInstance:
     """Whether common code steps the members, so that an error cannot be attributed to one of them."""
 
     def __post_init__(self) -> None:
-        self.together = isinstance(self.program, Together)
+        self.together = isinstance(self.program, SharedProgram)
 
     @classmethod
     def of(
@@ -75,7 +75,7 @@ class ProgramInstance:
         lives, group = [assigned.live for assigned in assignment], fusion_group or FusionGroup()
         kind = group.now.kind
         program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, group.lengths)
-        if kind == "graphed" or (isinstance(program, Grouped) and refusal(program) is None):
+        if kind == "graphed" or (isinstance(program, Grouped) and why_not_captured(program) is None):
             try:
                 program = Graphed.of(program)
             except BaseException:
@@ -168,5 +168,5 @@ class ProgramInstance:
 
     def undo(self) -> None:
         """Undo a step of common code that has raised."""
-        assert isinstance(self.program, Together)
+        assert isinstance(self.program, SharedProgram)
         self.program.undo()

@@ -57,7 +57,7 @@ class Ranks:
             split, deque(instance for instance in here if instance.shard is None), assigned, block, shown
         )
         for name, instance in split.items():
-            if instance.watch.wrote(shown[name], block) and name in assigned:
+            if instance.watch.restore_if_written(shown[name], block) and name in assigned:
                 self._guard(name, partial(instance.watch.refuse, name))
         return through
 

@@ -13,9 +13,9 @@ from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.device.devices import out_of_memory
-from argosy.training.programs.graphed.graphed import together
-from argosy.training.programs.program import OwnFaults
+from argosy.training.device.devices import is_out_of_memory
+from argosy.training.programs.graphed.graphed import run_concurrently
+from argosy.training.programs.program import MemberFaults
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
 from argosy.training.trainer.program_choice import ProgramChoice
@@ -56,7 +56,7 @@ class Stepping:
         if trains and any(instance.shard for instance in self._instances):
             return self._merged(block)
         through = True
-        with together([instance.program for instance in self._instances if trains]):
+        with run_concurrently([instance.program for instance in self._instances if trains]):
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
                     through = False
@@ -102,7 +102,7 @@ class Stepping:
                 through = self._together(instance, steps)
             else:
                 through = self._guard(instance.names[0], steps) is not False
-        if instance.watch.wrote(shown, block):
+        if instance.watch.restore_if_written(shown, block):
             for name in [name for name in instance.names if name in self._assigned]:
                 self._guard(name, partial(instance.watch.refuse, name))
             return True
@@ -120,18 +120,18 @@ class Stepping:
             through = steps()
             self._guard.wait_if_careful()
             return through
-        except OwnFaults as own:
+        except MemberFaults as own:
             faults = own.errors
         except Exception as raised:  # boundary to members' code
             self._guard.check_process(instance.names, raised)
-            error, memory = reason_of(raised), out_of_memory(raised)
+            error, memory = reason_of(raised), is_out_of_memory(raised)
         # Not in the handler, whose traceback keeps the step's tensors alive.
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))
         if error is not None:
             instance.undo()
             if not (memory and self._guard.give_back(error)):
-                self._program_choice.broke(instance, error, memory=memory)
+                self._program_choice.handle_error(instance, error, memory=memory)
         return False
 
     def _step(self, instance: ProgramInstance, block: Block, called: Callable[[], bool]) -> bool:

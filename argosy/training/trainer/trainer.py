@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 from argosy.errors import MemberError
-from argosy.errors.traces import know_sources
+from argosy.errors.traces import register_sources
 from argosy.protocol.events import Event, MemberRested, MemberStarted, Saved, ShardsRead, Used
 from argosy.protocol.trainer import (
     Assign,
@@ -44,12 +44,12 @@ from argosy.stream.padding import form_of
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
-from argosy.training.device.copies import Copies
-from argosy.training.device.devices import Backend, out_of_memory
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import Backend, is_out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.files import Files, Saving
-from argosy.training.member.live import LiveMember, build
-from argosy.training.member.outlook import TrainingOutlook, foreseen
+from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.outlook import TrainingOutlook, set_outlook
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import time_sums
 from argosy.training.trainer.assigned import AssignedMember
@@ -86,7 +86,7 @@ class Trainer:
         self.directory = directory
         self.name = name
         self.backend = backend
-        self.copies: Copies = Copies(backend, terms.on_device)
+        self.copies: DeviceCopies = DeviceCopies(backend, terms.on_device)
         self.emit = emit
         self.listen = listen
         """Returns whether a command is pending."""
@@ -150,7 +150,7 @@ class Trainer:
 
     # ---- commands
 
-    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout], shards: Sequence[int] = ()) -> None:
+    def set_splits(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout], shards: Sequence[int] = ()) -> None:
         """Set the number of samples and the layout of each split, and the shards that determine the order of training samples."""
         by_length = form_of(layouts["train"].tree) is not None
         self.orders = Orders(self.terms.seed, lengths, shards=shards, by_length=by_length)
@@ -166,8 +166,8 @@ class Trainer:
         terms, member = self.terms, self.known[name]
         stop = terms.stop if member.stop is None else member.stop
         known = None if self.orders is None else TrainingOutlook.of(member, stop, self.orders.lengths)
-        with foreseen(known):
-            return build(
+        with set_outlook(known):
+            return build_member(
                 member,
                 self.backend,
                 study_seed=terms.seed,
@@ -183,7 +183,7 @@ class Trainer:
         if isinstance(command, Assign):
             self._assign(command)
         elif isinstance(command, Enlist):
-            know_sources(command.sources)
+            register_sources(command.sources)
             sys.path += [folder for folder in command.path if folder not in sys.path]
             members = cloudpickle.loads(command.definitions)
             if not self.known:
@@ -205,7 +205,7 @@ class Trainer:
         elif isinstance(command, Journaled):
             for name, file in command.files.items():
                 if name in self.assigned:
-                    self.assigned[name].files.kept.journaled(file)
+                    self.assigned[name].files.kept.note_journaled(file)
         elif isinstance(command, Pause):
             self._leave(list(self.assigned))
             # Keep the first blocks of a new leg, which may already have sent them and will not send them again.
@@ -277,7 +277,7 @@ class Trainer:
             try:
                 return self.copies.start(block)
             except Exception as error:  # `Data.on_device` may run out of memory too
-                if not out_of_memory(error) or (emptied and not self.assigned):
+                if not is_out_of_memory(error) or (emptied and not self.assigned):
                     raise
                 detail = str(error)
             # Not in the handler, whose traceback keeps the copies alive.
@@ -285,7 +285,7 @@ class Trainer:
                 continue
             if emptied:
                 largest = max(self.assigned, key=lambda name: weight_bytes(self.assigned[name].live))
-                self.guard.crowded_out(largest, detail)
+                self.guard.drop_unfit(largest, detail)
             self.backend.empty_cache()
             emptied = True
 
@@ -405,7 +405,7 @@ class Trainer:
         return self.trials.built.pop(name, None)
 
     def _let_go(self, names: Iterable[str]) -> None:
-        self.program_choice.let_go([name for name in names if self.assigned.pop(name, None) is not None])
+        self.program_choice.remove_members([name for name in names if self.assigned.pop(name, None) is not None])
 
     # ---- files
 

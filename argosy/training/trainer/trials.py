@@ -11,8 +11,8 @@ from typing import Any
 from argosy.protocol.trainer import Measure, Measured
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.choice.copies import unwarned
-from argosy.training.choice.measure import measuring
+from argosy.training.choice.copies import hide_step_warning
+from argosy.training.choice.measure import measure_steps
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.live import LiveMember
 from argosy.training.trainer.guard import Guard
@@ -122,11 +122,11 @@ class Trials:
             if under_way is None:
                 thorough, groups = command.thorough, command.groups
                 live = self.built[name]
-                under_way = measuring(live, block, thorough=thorough, groups=groups, validated=validated)
+                under_way = measure_steps(live, block, thorough=thorough, groups=groups, validated=validated)
             with kept_by(name):
                 return self._go_on(under_way)
 
-        with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), unwarned():
+        with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), hide_step_warning():
             measured: Measured | None = self._guarded(name, steps, again=True)
         return measured
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from argosy.errors import MemberError
-from argosy.stream.blocks import Block, Place, bits_of, same_bits
+from argosy.stream.blocks import Block, Place, byte_view, same_bits
 
 __all__ = ["SHARE", "InputWatch"]
 
@@ -48,7 +48,7 @@ class InputWatch:
         """Return the block for an instance's steps: a copy, if time allows.
 
         On a device with its own memory (`apart`), the copy is made on the host and the instance gets the block itself, which saves device
-        memory. No other instance may then step before `wrote` is called.
+        memory. No other instance may then step before `restore_if_written` is called.
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
@@ -56,7 +56,7 @@ class InputWatch:
             return block
         started, shown = time.thread_time(), block
         if apart:
-            self._before = [bits_of(leaf).to("cpu", copy=True) for leaf in block.leaves]
+            self._before = [byte_view(leaf).to("cpu", copy=True) for leaf in block.leaves]
         else:
             shown = block.private()
         self._copying = time.thread_time() - started
@@ -71,7 +71,7 @@ class InputWatch:
         finally:
             self.stepping_seconds += time.thread_time() - started
 
-    def wrote(self, shown: Block, block: Block) -> bool:
+    def restore_if_written(self, shown: Block, block: Block) -> bool:
         """Return whether the instance has detectably written into the block that it was `shown`; if so, restore the block."""
         before = self._before
         if shown is block and before is None:
@@ -119,7 +119,7 @@ def _restored(block: Block, before: Sequence[Tensor]) -> bool:
     """Restore a block's earlier content; returns whether the block was unchanged."""
     same = True
     for leaf, bits in zip(block.leaves, before, strict=True):
-        if not torch.equal(bits_of(leaf).cpu(), bits):
+        if not torch.equal(byte_view(leaf).cpu(), bits):
             same = False
-            bits_of(leaf.data).copy_(bits)
+            byte_view(leaf.data).copy_(bits)
     return same

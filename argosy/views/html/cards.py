@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from argosy.errors.wording import lasting
+from argosy.errors.wording import format_duration
 from argosy.results.report import Report
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import statuses
@@ -70,12 +70,12 @@ def _time(report: Report, chronicle: Chronicle, idle: float) -> dict[str, Any]:
         "Idle": f"{idle:.0%} of the devices' time" if devices else "",
         "Waiting for data": f"{report.waiting_share:.0%} of the trainers' time" if report.gauges else "",
         "Faults and moves": f"{faults} and {moves}" if faults or moves else "",
-        "CPU time": lasting(report.cpu_seconds) if report.cpu_seconds else "",
+        "CPU time": format_duration(report.cpu_seconds) if report.cpu_seconds else "",
         "Energy": ", ".join(f"{joules:,.0f} J ({name})" for name, joules in report.joules.items()),
         "Bottleneck": report.diagnosis.stage if report.diagnosis is not None else "",
     }
     name = f"on {devices} device{'s' * (devices != 1)}"
-    return _card("Time", lasting(seconds), name, [(label, text) for label, text in facts.items() if text])
+    return _card("Time", format_duration(seconds), name, [(label, text) for label, text in facts.items() if text])
 
 
 def _saved(report: Report, packed_seconds: float) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def _saved(report: Report, packed_seconds: float) -> dict[str, Any]:
     if prepared and once:
         pairs.append(("Preparation", f"{prepared:,.3g} CPU s; {prepared + shared:,.3g} with one script per member"))
     if packed_seconds:
-        pairs.append(("Programs of several members", f"{lasting(packed_seconds)} of the trainers' time"))
+        pairs.append(("Programs of several members", f"{format_duration(packed_seconds)} of the trainers' time"))
     saved = shared + packed_seconds
     if not saved and alone <= once:
         return _card(title, "nothing", "no sample is shared by several members", pairs)
     if saved:
-        return _card(title, lasting(saved), "of CPU time", pairs)
+        return _card(title, format_duration(saved), "of CPU time", pairs)
     return _card(
         title, f"{alone / once:.3g} ×" if once else "all", "fewer preparations" if once else "preparations", pairs
     )

@@ -24,7 +24,7 @@ def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, 
         for name in parameters if value == value else ():
             pairs.setdefault(name, []).append((parameters[name], value))
     columns = {name: [*zip(*found, strict=True)] for name, found in pairs.items() if len(found) >= FEWEST}
-    shares = {name: _explained(_groups(given), _ranks(values)) for name, (given, values) in columns.items()}
+    shares = {name: _explained_share(_groups(given), _ranks(values)) for name, (given, values) in columns.items()}
     return {name: share for name, share in shares.items() if share is not None}
 
 
@@ -45,7 +45,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
     return [int(rank * GROUPS / len(values)) for rank in _ranks([float(value) for value in values])]
 
 
-def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
+def _explained_share(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
     """Return ε²; None where nothing differs, or each result is a group of its own."""
     count, kinds = len(ranks), {*groups}
     mean = sum(ranks) / count

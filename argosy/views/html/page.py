@@ -14,10 +14,10 @@ from string import Template
 from typing import Any
 
 from argosy.disk.files import replacing
-from argosy.disk.json_values import finite
-from argosy.errors.wording import as_html, visible
+from argosy.disk.json_values import without_infinities
+from argosy.errors.wording import as_html, escape_unprintable
 
-__all__ = ["LIVE_SECONDS", "Bars", "Block", "Lines", "Sheet", "news_of", "page", "section", "write_page"]
+__all__ = ["LIVE_SECONDS", "Bars", "Block", "Lines", "Sheet", "live_script", "page", "section", "write_page"]
 
 LIVE_SECONDS = 5.0
 """Seconds between two polls of a live page for news."""
@@ -84,7 +84,7 @@ def page(values: Mapping[str, Any], *, without_script: str = "", news: str = "")
     )
 
 
-def news_of(values: Mapping[str, Any]) -> str:
+def live_script(values: Mapping[str, Any]) -> str:
     """Return the script that shows these values in a live page."""
     text = _json(values)
     return f'show("{zlib.crc32(text.encode()):08x}",{text});\n'
@@ -101,15 +101,15 @@ def _text(name: str) -> str:
 
 
 def _json(values: Mapping[str, Any]) -> str:
-    return json.dumps(finite(_plain(values)), allow_nan=False, separators=(",", ":"))
+    return json.dumps(without_infinities(_round_values(values)), allow_nan=False, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _round_values(value: Any) -> Any:
     """Return a value with texts that can be seen, and numbers in few digits."""
     if isinstance(value, str):
-        return visible(value)
+        return escape_unprintable(value)
     if isinstance(value, float):
         return float(f"{value:.{LETTERS}g}")
     if isinstance(value, Mapping):
-        return {visible(str(key)): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {escape_unprintable(str(key)): _round_values(item) for key, item in value.items()}
+    return [_round_values(item) for item in value] if isinstance(value, list | tuple) else value

@@ -7,19 +7,19 @@ from typing import Any
 from argosy.protocol.events import Event, SectionEnded
 from argosy.results.means import Means
 from argosy.results.report import Report
-from argosy.tuning.report import Packs, SearchReport
+from argosy.tuning.report import PackSavings, SearchReport
 from argosy.views.html.cards import cards
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
 from argosy.views.html.devices import devices_of
-from argosy.views.html.page import Sheet, news_of, page, section, write_page
+from argosy.views.html.page import Sheet, live_script, page, section, write_page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
 from argosy.views.html.rows import bands_of, rows_of_members, rows_of_trials, table_of
 from argosy.views.html.savings import savings
 from argosy.views.html.search import search_of
 
-__all__ = ["values_of", "write_news", "write_report"]
+__all__ = ["page_values", "write_news", "write_report"]
 
 
 NEWS = "report.live.js"
@@ -36,9 +36,9 @@ SECTIONS = {
 def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, live: bool = False) -> Path:
     """Write ``report.html`` in the run's directory; a live one shows what `write_news` writes."""
     path = report.directory / "report.html"
-    values = values_of(report, timeline)
+    values = page_values(report, timeline)
     if live:
-        write_page(report.directory / NEWS, news_of(values))
+        write_page(report.directory / NEWS, live_script(values))
     write_page(path, page(values, without_script=report.ending().html(), news=NEWS if live else ""))
     if not live:
         # Its absence tells an open page that the run is over, and to load the whole page.
@@ -48,13 +48,13 @@ def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, liv
 
 def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
     """Write the news for the live page of a run that goes on."""
-    write_page(report.directory / NEWS, news_of(values_of(report, timeline)))
+    write_page(report.directory / NEWS, live_script(page_values(report, timeline)))
 
 
-def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[str, Any]:
+def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[str, Any]:
     """Return everything that the page shows, as one plain value."""
     told = [*timeline]
-    chronicle, packs = Chronicle.of(told), Packs()
+    chronicle, packs = Chronicle.of(told), PackSavings()
     search = SearchReport.of(report, told, None) if report.is_search else None
     rows = rows_of_members(report) if search is None else rows_of_trials(search)
     places = {member.name: place for place, row in enumerate(rows) for member in row.members}

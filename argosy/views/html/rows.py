@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors.wording import cause, shortened
-from argosy.errors.wording import told as spelled
+from argosy.errors.wording import cause_of, shorten_names
+from argosy.errors.wording import format_value as spelled
 from argosy.results.bands import Band, Spread
 from argosy.results.member import MemberResult, band_of
 from argosy.results.report import Report, best_epochs
@@ -57,7 +57,7 @@ def rows_of_members(report: Report) -> list[PageRow]:
         PageRow(
             name=row.name,
             status=row.status,
-            reason=cause(row.reason) if row.failed else "",
+            reason=cause_of(row.reason) if row.failed else "",
             counts=row.counts,
             load=f"report.member({row.name!r}).load()",
             metrics=row.metrics,
@@ -82,12 +82,12 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
         PageRow(
             name=row.name,
             status=row.status,
-            reason=cause(row.reason) if row.status in (PRUNED, *WORTHLESS) else "",
+            reason=cause_of(row.reason) if row.status in (PRUNED, *WORTHLESS) else "",
             counts=bool(row.metrics)
             and row.status not in WORTHLESS
             and row.name in search.trials
             and row.verdict != "broken",
-            load=_loading(row),
+            load=_load_expression(row),
             metrics=row.metrics,
             parameters=search.parameters.get(row.name, {}),
             facts={
@@ -118,9 +118,9 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
         *(("metric", name) for name in metrics[1:]),
         *(("fact", name) for name in facts if name != "best epoch"),
     ]
-    cells = [[_cell(_of(row, kind).get(name)) for kind, name in columns] for row in rows]
+    cells = [[_cell(_values_of_kind(row, kind).get(name)) for kind, name in columns] for row in rows]
     equal = [len(rows) > 1 and len({repr(found[at]) for found in cells}) == 1 for at in range(len(columns))]
-    labels = shortened({row.name for row in rows}, LABEL)
+    labels = shorten_names({row.name for row in rows}, LABEL)
     weights = importance(
         [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
     )
@@ -150,7 +150,7 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
 def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[dict[str, Any]]:
     """Return the mean and its 95 % interval over the epochs, by metric, of each configuration with several members that count."""
     names = [one.name for one in report.repetitions.configurations]
-    labels = shortened(names, LABEL)
+    labels = shorten_names(names, LABEL)
     members = {name: [at for at, row in enumerate(report.rows) if row.repeats == name and row.counts] for name in names}
     return [
         {
@@ -163,7 +163,7 @@ def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[d
     ]
 
 
-def _of(row: PageRow, kind: str) -> Mapping[str, Any]:
+def _values_of_kind(row: PageRow, kind: str) -> Mapping[str, Any]:
     return {"metric": row.metrics, "parameter": row.parameters, "fact": row.facts}[kind]
 
 
@@ -205,6 +205,6 @@ def _curves(
     return {"across": [[axis[place] for place in kept] for axis in axes], "curves": found}
 
 
-def _loading(row: TrialResult) -> str:
+def _load_expression(row: TrialResult) -> str:
     one = len(row.members) == 1
     return f"report.run.member({row.name!r}).load()" if one else f"report.run.ensemble(members={list(row.members)!r})"

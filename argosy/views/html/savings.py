@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from argosy.errors.wording import lasting
+from argosy.errors.wording import format_duration
 from argosy.protocol.packs import Packed
 from argosy.results.report import Report
 from argosy.views.html.page import Bars, Block, Sheet
@@ -41,7 +41,7 @@ def savings(report: Report) -> Iterator[Block]:
         said = (
             f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, "
             f"{each:,.{0 if each >= 10 else 2}f} µs per sample; one script per member would have taken {alone:,.2f} "
-            f"at that cost: {lasting(max(alone - measured, 0.0))} saved."
+            f"at that cost: {format_duration(max(alone - measured, 0.0))} saved."
         )
         rows = [("one script per member (computed)", [alone]), ("this run (measured)", [measured])]
         yield said, Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows)

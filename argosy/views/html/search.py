@@ -4,7 +4,7 @@ from typing import Any
 
 from argosy.results.fold import RunState
 from argosy.tuning.report import SearchReport
-from argosy.views.rungs import filled
+from argosy.views.rungs import fill_brackets
 
 __all__ = ["search_of"]
 
@@ -21,7 +21,7 @@ def search_of(search: SearchReport, state: RunState) -> dict[str, Any]:
                 "trials": [one.trials.start, one.trials.stop],
                 "rungs": [[rung.epochs, rung.reached, rung.of] for rung in one.rungs],
             }
-            for one in filled(terms, per_epoch, search.rows, search.trials)
+            for one in fill_brackets(terms, per_epoch, search.rows, search.trials)
         ],
         "objectives": [[name, mode] for name, mode in search.objectives.items()],
         "pareto": [place for place, row in enumerate(search.rows) if row in search.pareto],

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.stream.batches import sent
+from argosy.stream.batches import copy_to_device
 from argosy.training.device.kernel_forms import AHEAD, Drawn, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.member.randomness import Randomness
@@ -59,7 +59,7 @@ class DeviceDraws:
         if stale:
             self._number, self._foreseen = 0, self.moves
             moved = torch.arange(AHEAD).view(-1, 1, 1) * torch.stack([torch.zeros_like(self.moves), self.moves], 1)
-            self._coming = sent(self._next + moved, self._placed.device)
+            self._coming = copy_to_device(self._next + moved, self._placed.device)
         self._placed.copy_(self._coming[self._number])
 
     def begin(self) -> None:

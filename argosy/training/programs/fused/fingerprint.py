@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LRScheduler
 
-from argosy.readings import enclosed_by
+from argosy.readings import closure_variables
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
@@ -219,7 +219,7 @@ def _inner(value: Any, seen: Seen) -> Any:
     if isinstance(value, functools.partial):
         return tokens((value.func, value.args, value.keywords))
     if isinstance(value, types.FunctionType):
-        return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__, enclosed_by(value))))
+        return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__, closure_variables(value))))
     if isinstance(value, types.MethodType):
         return tokens((value.__func__, value.__self__))
     if isinstance(value, weakref.ref):

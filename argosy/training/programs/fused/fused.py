@@ -18,18 +18,18 @@ from torch.autograd.graph import _engine_run_backward
 
 from argosy.stream.batches import Batch
 from argosy.stream.trees import map_leaves
-from argosy.training.device.recorders import InBranches, in_turn
+from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales, widened
 from argosy.training.member.running_average import Statistics, counting
-from argosy.training.member.tally import totals_of
-from argosy.training.optim.kernels import Kernel, kind_of
+from argosy.training.member.tally import batch_totals
+from argosy.training.optim.kernels import Kernel, optimizer_kind
 from argosy.training.optim.parameter_buffer import ParameterBuffer, outside
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.several import ProgramOfSeveral, there
+from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
 from argosy.training.programs.fused.steps import FusedSteps, Part
 
 __all__ = ["Fused"]
@@ -74,7 +74,7 @@ class Fused(ProgramOfSeveral):
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         kinds: dict[Any, list[LiveMember]] = {}
         for live in lives:
-            kinds.setdefault(kind_of(live.optimizer), []).append(live)
+            kinds.setdefault(optimizer_kind(live.optimizer), []).append(live)
         ordered = [live for alike in kinds.values() for live in alike]
         models = [live.model for live in ordered]
         forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
@@ -120,7 +120,7 @@ class Fused(ProgramOfSeveral):
         self._part = self._differentiated(data)
 
     def _finish_as_one(self) -> Tensor:
-        part = there(self._part)
+        part = not_none(self._part)
         self._steps.prepare(part)
         self._faults |= self._steps.make(part)
         self.follow()
@@ -172,7 +172,7 @@ class Fused(ProgramOfSeveral):
         if self._averages is not None:
             self._averages.step()
 
-    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+    def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
         """Implement `ProgramOfSeveral.evaluated` in one pass."""
         return self._values(data)
 
@@ -212,7 +212,7 @@ class Fused(ProgramOfSeveral):
                 if gradients is None:
                     gradients = buffer.weights.new_empty(buffer.weights.shape)
                 self._gather(found, gradients, idle)
-            totals.append(totals_of(losses.detach(), part.samples))
+            totals.append(batch_totals(losses.detach(), part.samples))
         assert gradients is not None
         for piece in buffer.pieces if idle else ():
             if piece.name in idle:

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.device.own_kernels import kernels_of
-from argosy.training.device.recorders import InBranches, in_turn
+from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.tally import totals_of
-from argosy.training.optim.one_pass import move_along, moves_of
+from argosy.training.member.tally import batch_totals
+from argosy.training.optim.one_pass import apply_moves, prepare_moves
 from argosy.training.optim.parameter_buffer import outside
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.several import ProgramOfSeveral, there
-from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
+from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
+from argosy.training.programs.fused.waves import Waves, layer_sort_key, layers_of
 
-__all__ = ["Grouped", "common"]
+__all__ = ["Grouped", "grouping_key"]
 
 
-def common(live: LiveMember) -> Any:
+def grouping_key(live: LiveMember) -> Any:
     """Return what members must have in common to be one program of unlike MLPs; None if a member can be in no such program."""
     member, layers = live.member, layers_of(live.model)
     plain = member.step is None and member.augment is None and member.accumulate == 1 and member.average is None
@@ -72,7 +72,7 @@ class Grouped(ProgramOfSeveral):
     @classmethod
     def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
         """Return the program of members that passed the equivalence check; they step as one on batches of these `lengths`."""
-        return cls(sorted(lives, key=lambda live: (side_by_side(live.model), live.member.name)), lengths)
+        return cls(sorted(lives, key=lambda live: (layer_sort_key(live.model), live.member.name)), lengths)
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Implement `ProgramOfSeveral.gradients`."""
@@ -85,7 +85,7 @@ class Grouped(ProgramOfSeveral):
     def _begin_as_one(self, lockstep: Lockstep) -> None:
         self._totals = self.passed(self.shared(lockstep))
 
-    def passed(self, data: PackInputs, in_branches: InBranches = in_turn) -> Tensor:
+    def passed(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Tensor:
         """Compute the gradients of all members; returns their loss sums, float64 ``[members]``."""
         with torch.no_grad():
             outputs = self.waves.forward(data.tree[0], self._states, in_branches)
@@ -95,13 +95,13 @@ class Grouped(ProgramOfSeveral):
         (slopes,) = torch.autograd.grad(losses, leaf, self._share(losses))
         with torch.no_grad():
             self.waves.backward(data.tree[0], slopes, in_branches)
-        return totals_of(losses.detach(), data.samples)
+        return batch_totals(losses.detach(), data.samples)
 
     def _finish_as_one(self) -> Tensor:
-        totals = there(self._totals)
+        totals = not_none(self._totals)
         for row, live in enumerate(self.members):
             if row in self._moves:
-                move_along(live.optimizer, self._moves[row])
+                apply_moves(live.optimizer, self._moves[row])
                 continue
             with self._own(row):
                 self._move(row)
@@ -113,16 +113,16 @@ class Grouped(ProgramOfSeveral):
         live = self.members[row]
         for weight, gradient in self._gradients[row]:
             weight.grad = gradient
-        moves = moves_of(live.optimizer) if live.one_pass else None
-        if moves is None or live.member.clip_grad_norm is not None or live.scheduled:
+        moves = prepare_moves(live.optimizer) if live.one_pass else None
+        if moves is None or live.member.clip_grad_norm is not None or live.has_batch_schedule:
             with self._states[row].active():
                 self._solos[row].move()
         else:
-            move_along(live.optimizer, moves)
+            apply_moves(live.optimizer, moves)
             self._moves[row] = moves
             self._solos[row].drop_gradients()
 
-    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+    def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
         """Implement `ProgramOfSeveral.evaluated`."""
         outputs = self.waves.forward(data.tree[0], None, in_branches).clone()
         self._foreseen.check_output(outputs[0])

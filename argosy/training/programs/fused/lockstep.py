@@ -13,18 +13,18 @@ from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten
 
-__all__ = ["Lockstep", "length_of", "shared", "locksteps"]
+__all__ = ["Lockstep", "common_length", "share_cutters", "locksteps"]
 
 Lockstep = tuple[Batch | None, ...]
 """The next batch of each member; None if there is none yet."""
 
 
-def shared(cutters: Sequence[Cutter]) -> list[Cutter]:
+def share_cutters(cutters: Sequence[Cutter]) -> list[Cutter]:
     """Return the cutters, with cutters of the same batches replaced by the first of them."""
     found: list[Cutter] = []
     chosen = []
     for cutter in cutters:
-        like = next((other for other in found if other is cutter or other.same(cutter)), cutter)
+        like = next((other for other in found if other is cutter or other.cuts_alike(cutter)), cutter)
         if like is cutter and not any(other is cutter for other in found):
             found.append(cutter)
         chosen.append(like)
@@ -40,7 +40,7 @@ def locksteps(cutters: Sequence[Cutter], block: Block) -> Iterator[Lockstep]:
         yield tuple(batches[place] for place in places)
 
 
-def length_of(lockstep: Lockstep) -> int | None:
+def common_length(lockstep: Lockstep) -> int | None:
     """Return the number of samples in each member's batch; None if batches differ in shape or a member has none."""
     first = lockstep[0]
     if first is None or not first.rows:

@@ -15,17 +15,17 @@ from argosy.stream.order import Digest
 from argosy.study import accuracy
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.member.live import LiveMember
-from argosy.training.member.tally import totals_of
+from argosy.training.member.tally import batch_totals
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.lockstep import Lockstep
 
-__all__ = ["Made", "Validated"]
+__all__ = ["UnrecordedSteps", "UnrecordedValidation"]
 
 Sums = tuple[Tensor, ...]
 """Sums over one batch per member, each float64 ``[members]``."""
 
 
-class Made:
+class UnrecordedSteps:
     """Steps of these members, by row. Positions move at once; step counts, samples, digests and losses with `tell`."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
@@ -44,16 +44,16 @@ class Made:
                 live.cutter.commit(batch)
         return samples
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Record in the members the steps added since the last call."""
         untold, self._untold = self._untold, []
         if untold:
-            told = _told(untold, self._lives[0].backend)
+            told = _fetch_sums(untold, self._lives[0].backend)
             for live, (count, rows, digest, (totals,), event) in zip(self._lives, told, strict=True):
                 live.commit_several(count, rows, digest, totals, event)
 
 
-class Validated:
+class UnrecordedValidation:
     """Validation sums that are not recorded in the members' validations yet."""
 
     def __init__(self, backend: Backend) -> None:
@@ -76,21 +76,21 @@ class Validated:
                 return False
             if found is None:
                 return False
-        totals = totals_of(losses, batches[0].rows)
-        right = totals if found is None else totals_of(found, batches[0].rows)  # a placeholder without a metric
+        totals = batch_totals(losses, batches[0].rows)
+        right = totals if found is None else batch_totals(found, batches[0].rows)  # a placeholder without a metric
         self._untold.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
         return True
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Record in the validations the sums added since the last call."""
         untold, self._untold = self._untold, {}
         for into, several in untold.values():
-            told = _told(several, self._backend)
+            told = _fetch_sums(several, self._backend)
             for one, (_, rows, digest, (losses, right), event) in zip(into, told, strict=True):
                 one.bring(rows, digest, losses, right, event)
 
 
-def _told(
+def _fetch_sums(
     untold: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
 ) -> Iterator[tuple[int, int, Digest, Sums, DeviceEvent]]:
     """Yield each member's number of batches, their samples and digest, its sums, each ``[batches]``, and the event of their copy to the host.

@@ -18,21 +18,21 @@ from torch import Tensor
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
-from argosy.training.device.clock import timed
+from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import large_outside
-from argosy.training.device.recorders import InBranches, in_turn
-from argosy.training.member.foreseen import Foreseen
+from argosy.training.device.recorders import InBranches, run_in_turn
+from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, shared
-from argosy.training.programs.fused.recorded import Made, Validated
-from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.fused.lockstep import Lockstep, common_length, locksteps, share_cutters
+from argosy.training.programs.fused.recorded import UnrecordedSteps, UnrecordedValidation
+from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
 
-__all__ = ["ProgramOfSeveral", "there"]
+__all__ = ["ProgramOfSeveral", "not_none"]
 
 There = TypeVar("There")
 
@@ -48,9 +48,9 @@ class ProgramOfSeveral(ABC):
         self._augment = any(live.member.augment for live in lives)
         self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
-        self.made: Made = Made(self.members)
+        self.made: UnrecordedSteps = UnrecordedSteps(self.members)
         """Finished locksteps that had a batch for each member."""
-        self._validated = Validated(lives[0].backend)
+        self._validated = UnrecordedValidation(lives[0].backend)
         self.evaluation: Callable[[PackInputs], tuple[Tensor, Any]] | None = None
         """Replacement of `evaluated` that replays a captured pass (`argosy.training.programs.graphed.evaluation`)."""
         self._begins = not lives[0].steps
@@ -62,7 +62,7 @@ class ProgramOfSeveral(ABC):
         self._solos = [Solo(live) for live in lives]
         self._before: Sequence[Mark] | None = None
         """Random states before that lockstep."""
-        self._foreseen = Foreseen(self.members)
+        self._foreseen = PendingLabels(self.members)
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
         """Each member's share of the program's time."""
@@ -88,7 +88,7 @@ class ProgramOfSeveral(ABC):
         """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
 
     @abstractmethod
-    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+    def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
         """Compute losses ``[members, …]`` and outputs in evaluation, with the trained weights; later passes do not overwrite them."""
 
     @abstractmethod
@@ -108,21 +108,21 @@ class ProgramOfSeveral(ABC):
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        with timed([live.clock for live in self.members], self._parts):
+        with time_on_device([live.clock for live in self.members], self._parts):
             if keep:
                 self._states = States(live.validating for live in self.members)
             try:
                 with torch.set_grad_enabled(not keep):
                     yield
             finally:
-                self.made.tell()
-                self._validated.tell()
+                self.made.record()
+                self._validated.record()
                 self._states = States(live.randomness for live in self.members)
 
     def cut(self, block: Block) -> Iterator[Lockstep]:
         """Implement `Program.cut`: yield locksteps."""
         self._train(True)
-        cutters = shared([there(live.cutter) for live in self.members])
+        cutters = share_cutters([not_none(live.cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
             live.keep_best()
             live.cutter = cutter
@@ -156,7 +156,7 @@ class ProgramOfSeveral(ABC):
     def evaluate(self, block: Block) -> Iterator[None]:
         """Implement `Program.evaluate` in locksteps. Raises OwnFaults."""
         self._train(False)
-        cutters = shared([there(live.val_cutter) for live in self.members])
+        cutters = share_cutters([not_none(live.val_cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
             live.val_cutter = cutter
         self._foreseen.note(block, cutters, augment=False)
@@ -165,7 +165,7 @@ class ProgramOfSeveral(ABC):
                 self._evaluate(lockstep)
             else:
                 self._check_labels()
-                self._validated.tell()
+                self._validated.record()
                 for row, own_batch in self._with_batch(lockstep):
                     with self._own(row), self._states[row].active(), self._outside(row):
                         self.members[row].model.eval()
@@ -174,7 +174,7 @@ class ProgramOfSeveral(ABC):
                 if batch is not None:
                     cutter.commit(batch)
                     if cutter.done:
-                        self._validated.tell()
+                        self._validated.record()
                         with self._own(row):
                             self.members[row].end_validation()
             self._tell_faults()
@@ -216,7 +216,7 @@ class ProgramOfSeveral(ABC):
     def inputs(self, lockstep: Lockstep, *, augment: bool = True) -> PackInputs:
         """Return the samples of a lockstep. Raises OwnFaults for labels without an output."""
         self._check_labels()
-        batches = [there(batch) for batch in lockstep]
+        batches = [not_none(batch) for batch in lockstep]
         first = batches[0]
         if augment and self._augment:
             return PackInputs.of([self._augmented(row, own.data) for row, own in enumerate(batches)], first.rows)
@@ -244,7 +244,7 @@ class ProgramOfSeveral(ABC):
 
     def _as_one(self, lockstep: Lockstep, *, train: bool) -> bool:
         """Return whether a lockstep is made in one pass."""
-        length, allowed = length_of(lockstep), self._lengths
+        length, allowed = common_length(lockstep), self._lengths
         if length is None or allowed is None:
             return length is not None
         apart = (train and self._augment) or any(batch is not lockstep[0] for batch in lockstep)
@@ -253,7 +253,7 @@ class ProgramOfSeveral(ABC):
 
     def _finish_apart(self) -> int:
         """Step each member that has a batch alone; returns the number of samples."""
-        self.made.tell()
+        self.made.record()
         samples = 0
         for row, batch in self._with_batch(self._lockstep):
             with self._own(row), self._states[row].active(), self._outside(row):
@@ -280,7 +280,7 @@ class ProgramOfSeveral(ABC):
         """Raise the errors of single members, after all others have made their lockstep."""
         if self._faults:
             faults, self._faults = self._faults, {}
-            raise OwnFaults(faults)
+            raise MemberFaults(faults)
 
     def _validate(
         self, lockstep: Lockstep, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]
@@ -288,13 +288,13 @@ class ProgramOfSeveral(ABC):
         """Add a lockstep's losses and outputs to the validations of the members in some rows."""
         losses, output = found
         rows = list(rows)
-        several, batches = tuple(into[row] for row in rows), [there(lockstep[row]) for row in rows]
+        several, batches = tuple(into[row] for row in rows), [not_none(lockstep[row]) for row in rows]
         if len(rows) == len(losses) and self._validated.add(several, batches, losses, output):
             return
-        self._validated.tell()
+        self._validated.record()
         for row in rows:
             own = None if output is None else map_leaves(itemgetter(row), output)
-            self._add(row, there(lockstep[row]), losses[row], own, into[row])
+            self._add(row, not_none(lockstep[row]), losses[row], own, into[row])
 
     def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
         """Add a batch to a member's validation."""
@@ -313,7 +313,7 @@ class ProgramOfSeveral(ABC):
             self._faults[self.members[row].member.name] = error
 
 
-def there(value: There | None) -> There:
+def not_none(value: There | None) -> There:
     """Return a value that is not None."""
     assert value is not None
     return value

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.optim.kernels import Kernel
-from argosy.training.optim.one_pass import one_pass
+from argosy.training.optim.one_pass import step_in_one_pass
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 
 __all__ = ["FusedSteps", "Part"]
@@ -53,7 +53,9 @@ class FusedSteps:
         self._in_order = [pieces[name] for name, _ in lives[0].model.named_parameters() if name in pieces]
         self._even = True
         """Whether all weights of each member have made equally many steps, as kernels require."""
-        self._watched = {row for row, live in enumerate(lives) if live.scheduled or live.loss_scale is not None}
+        self._watched = {
+            row for row, live in enumerate(lives) if live.has_batch_schedule or live.loss_scale is not None
+        }
         """Rows of members with a loss scale, or a schedule per step."""
 
     @property
@@ -89,7 +91,7 @@ class FusedSteps:
                     self._step_itself(row, part.gradients[row], part.idle)
                 if live.loss_scale is not None:
                     live.loss_scale.follow(overflowed=row in part.overflowed)
-                if live.scheduled:
+                if live.has_batch_schedule:
                     live.schedule.step()
             except Exception as error:  # boundary between a member's code and ours
                 faults[live.member.name] = error
@@ -125,7 +127,7 @@ class FusedSteps:
         for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
             parameter.grad = None if piece.name in idle else piece.of(gradients)
         with live.randomness.active(), torch.enable_grad():
-            if not (live.one_pass and one_pass(live.optimizer)):
+            if not (live.one_pass and step_in_one_pass(live.optimizer)):
                 live.optimizer.step()
             if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
                 live.optimizer.zero_grad()

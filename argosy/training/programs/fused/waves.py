@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from argosy.training.device.kernel_forms import Drawn
 from argosy.training.device.own_kernels import kernels_of
-from argosy.training.device.recorders import InBranches, in_turn
+from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.flat_kernel import FlatMemory
 from argosy.training.optim.parameter_buffer import ALIGNED
 from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import in_order
 
-__all__ = ["Waves", "layers_of", "side_by_side"]
+__all__ = ["Waves", "layers_of", "layer_sort_key"]
 
 aten = torch.ops.aten
 Into = Callable[[Tensor, Tensor], object]
@@ -384,18 +384,18 @@ class Waves:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module]) -> "Waves":
-        """Move networks, which come in the order of `side_by_side`, into the memory of their groups."""
+        """Move networks, which come in the order of `layer_sort_key`, into the memory of their groups."""
         found = [layers_of(model) for model in models]
         return cls(models, [layers for layers in found if layers is not None])
 
-    def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = in_turn) -> Tensor:
+    def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = run_in_turn) -> Tensor:
         """Run `WavePass.forward`; samples may have any shape if all networks flatten them."""
         if (own := self._passes.get(len(samples))) is None:
             own = WavePass(self._waves, self._layers, len(samples), whole=self.memory is not None)
             self._passes[len(samples)] = own
         return own.forward(self._flattened(samples), states, in_branches)
 
-    def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches = in_turn) -> None:
+    def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches = run_in_turn) -> None:
         """Run `WavePass.backward`."""
         self._passes[len(samples)].backward(self._flattened(samples), slopes, in_branches)
 
@@ -418,7 +418,7 @@ class Waves:
         return samples.flatten(1) if self._flat else samples
 
 
-def side_by_side(model: nn.Module) -> Sequence[tuple[Any, ...]]:
+def layer_sort_key(model: nn.Module) -> Sequence[tuple[Any, ...]]:
     """Return a sort key that makes networks with the same layers neighbours, compared from the last layer, so that stretches are long.
 
     It has each layer's shape, whether it has biases, its activation, whether it drops out, and whether it is the first. The bits of the

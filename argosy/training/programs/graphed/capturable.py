@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from argosy.training.optim.kernels import kind_of
+from argosy.training.optim.kernels import optimizer_kind
 from argosy.training.programs.fused.fingerprint import obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -35,12 +35,12 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
             yield "different members can be stepped only in 32 or 64 bits"
         if any(live.member.clip_grad_norm is not None for live in lives):
             yield "gradients of different members are clipped one after another"
-        if any(kind_of(live.optimizer) is None for live in lives):
+        if any(optimizer_kind(live.optimizer) is None for live in lives):
             yield "one of its optimizers has no kernel"
     elif isinstance(program, Solo):
         if (reason := obstacle(program.live)) is not None:
             yield reason
-        if kind_of(program.live.optimizer) is None:
+        if optimizer_kind(program.live.optimizer) is None:
             yield "its optimizer has no kernel"
     else:
         yield "it is on several devices"

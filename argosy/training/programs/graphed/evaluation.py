@@ -19,7 +19,7 @@ from argosy.training.device.equivalence import Compared, difference, size_of
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.replayed import Replayed, put
+from argosy.training.programs.graphed.replayed import Replayed, copy_into
 
 __all__ = ["Evaluation"]
 
@@ -84,15 +84,15 @@ class Evaluation:
             replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
             if replayed.recording.memory_bytes > LARGEST:
                 raise Uncaptured("its evaluation would use too much memory")
-            put(before, self._buffers)
+            copy_into(before, self._buffers)
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
-            put(before, self._buffers)
+            copy_into(before, self._buffers)
             made = self._made(data)
             pairs = zip(_leaves(made), found, strict=True)
             if difference((Compared("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
                 raise Uncaptured("when replayed, its evaluation gives different results")
         except BaseException:
-            put(before, self._buffers)
+            copy_into(before, self._buffers)
             if replayed is not None:
                 replayed.close(self._program.members[0].backend)
             raise

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten
-from argosy.training.device.clock import side_by_side
-from argosy.training.device.equivalence import leads_elsewhere
-from argosy.training.device.recorders import Recorder, Uncaptured, recorder_of, records
+from argosy.training.device.clock import divide_time
+from argosy.training.device.equivalence import have_diverged
+from argosy.training.device.recorders import Recorder, Uncaptured, has_recorder, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
@@ -28,12 +28,12 @@ from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import obstacle_to, whole_of
 from argosy.training.programs.graphed.evaluation import Evaluation
-from argosy.training.programs.graphed.replayed import Replayed, put
+from argosy.training.programs.graphed.replayed import Replayed, copy_into
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
-from argosy.training.programs.program import OwnFaults, Program
+from argosy.training.programs.program import MemberFaults, Program
 
-__all__ = ["Graphed", "refusal", "together"]
+__all__ = ["Graphed", "why_not_captured", "run_concurrently"]
 
 WARM_UP = 3
 """Whole steps before one is captured: by then libraries have chosen their kernels and allocated their work space."""
@@ -42,9 +42,9 @@ ALIKE = 0.1
 almost zero, add random differences; a wrong replay is much farther off."""
 
 
-def refusal(program: Program[Any]) -> str | None:
+def why_not_captured(program: Program[Any]) -> str | None:
     """Return why the steps of a program cannot be captured; None if capturing may be tried."""
-    if not records(program.members[0].backend):
+    if not has_recorder(program.members[0].backend):
         return "its device cannot capture steps"
     return obstacle_to(program)
 
@@ -57,7 +57,7 @@ class Graphed:
         self._whole = whole
         self._recorder = recorder
         self.members: tuple[LiveMember, ...] = program.members
-        self._scheduled = [live for live in self.members if live.scheduled]
+        self._scheduled = [live for live in self.members if live.has_batch_schedule]
         self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
         self._replayed: Replayed[Tensor] | None = None
@@ -79,8 +79,8 @@ class Graphed:
 
     @classmethod
     def of(cls, program: Program[Any]) -> "Graphed":
-        """Wrap a program that has no `refusal`."""
-        return cls(program, whole_of(program), recorder_of(program.members[0].backend))
+        """Wrap a program that has no `why_not_captured`."""
+        return cls(program, whole_of(program), make_recorder(program.members[0].backend))
 
     @property
     def replays(self) -> bool:
@@ -106,7 +106,7 @@ class Graphed:
                 yield
             finally:
                 self._static_inputs.doubt()
-                self._whole.made.tell()
+                self._whole.made.record()
                 for live in self.members:
                     live.train.fetch()  # before leaving the stream on which the steps were summed
 
@@ -120,7 +120,7 @@ class Graphed:
         self._before = self._whole.mark()
         if lockstep is None:
             self._static_inputs.doubt()
-            self._whole.made.tell()
+            self._whole.made.record()
             self._program.begin(batch)
             return
         data = self._whole.inputs(lockstep)
@@ -197,9 +197,9 @@ class Graphed:
             if self._whole.draws is not None and self._moves is not None:
                 self._whole.draws.moves = self._moves
             return self._replayed.replay(leaves).clone()
-        return self._plainly(data)
+        return self._run_eagerly(data)
 
-    def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
+    def _run_eagerly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Run the step eagerly. An error restores the buffers, and also weights and states if kernels may fail halfway."""
         halfway = any(kernel.allocates for kernel in self._whole.kernels)
         early = self._moving() if halfway else list(self._whole.parameter_buffer.buffers.values())
@@ -207,7 +207,7 @@ class Graphed:
         try:
             return self._operators(data, watched=watched)
         except BaseException:
-            put(before, early)
+            copy_into(before, early)
             raise
 
     def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:
@@ -232,7 +232,7 @@ class Graphed:
         self._recorder.fork()
         try:
             with self._recorder.own():
-                return self._plainly(data, watched=True)
+                return self._run_eagerly(data, watched=True)
         finally:
             self._recorder.join()
 
@@ -243,17 +243,17 @@ class Graphed:
         before = [tensor.clone() for tensor in moving]
         replayed = self._record(data)
         try:
-            random.stand_at(mark)
+            random.set_generators(mark)
             replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
-            put(before, moving)
-            random.stand_at(mark)
+            copy_into(before, moving)
+            random.set_generators(mark)
             totals = self._operators(data)
             ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
-            if any(leads_elsewhere(plain, replay, start, ALIKE) for plain, replay, start in ends):
+            if any(have_diverged(plain, replay, start, ALIKE) for plain, replay, start in ends):
                 raise Uncaptured("when replayed, its step gives a different result")
         except BaseException:
-            put(before, moving)
+            copy_into(before, moving)
             replayed.close(self.members[0].backend)
             raise
         self._replayed, self._draws = replayed, _moved(mark, random.here())
@@ -283,10 +283,10 @@ class Graphed:
             except Exception as error:  # boundary between a member's code and ours
                 faults[live.member.name] = error
         if faults:
-            raise OwnFaults(faults)
+            raise MemberFaults(faults)
 
 
-def together(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:
+def run_concurrently(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:
     """Run the steps of these programs concurrently inside, if all are replayed and at most one `shares_draws`."""
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
@@ -296,7 +296,7 @@ def together(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def _concurrently(apart: Sequence[Graphed]) -> Iterator[None]:
-    with side_by_side([live.clock for program in apart for live in program.members]):
+    with divide_time([live.clock for program in apart for live in program.members]):
         for program in apart:
             program.fork()
         try:

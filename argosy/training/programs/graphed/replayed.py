@@ -12,7 +12,7 @@ from argosy.training.device.devices import Backend
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 
-__all__ = ["Replayed", "put"]
+__all__ = ["Replayed", "copy_into"]
 
 Made = TypeVar("Made")
 
@@ -69,7 +69,7 @@ class Replayed(Generic[Made]):
 
 
 @torch.no_grad()
-def put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def copy_into(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy values into tensors, to restore or set the state of recorded work."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)

@@ -16,9 +16,9 @@ from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
-from argosy.training.programs.fused.lockstep import Lockstep, length_of
-from argosy.training.programs.fused.recorded import Made
-from argosy.training.programs.fused.several import ProgramOfSeveral, there
+from argosy.training.programs.fused.lockstep import Lockstep, common_length
+from argosy.training.programs.fused.recorded import UnrecordedSteps
+from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 
 __all__ = ["OfSeveral", "Several", "Unlike"]
@@ -29,7 +29,7 @@ class OfSeveral:
 
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
-        self.made: Made = program.made
+        self.made: UnrecordedSteps = program.made
         drops = any(drops_out(live.model) for live in program.members)
         states = [live.randomness for live in program.members]
         self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
@@ -37,7 +37,7 @@ class OfSeveral:
 
     def lockstep(self, batch: Lockstep) -> Lockstep | None:
         """Return the batches if they are equally long, else None."""
-        return None if length_of(batch) is None else batch
+        return None if common_length(batch) is None else batch
 
     def mark(self) -> Sequence[Mark]:
         """Return each member's random state."""
@@ -115,7 +115,7 @@ class Unlike(OfSeveral):
     @classmethod
     def of(cls, grouped: Grouped) -> "Unlike":
         """Move the optimizers' states next to the weights. Raises Uncaptured if some of a member's weights have made fewer steps than others."""
-        kernel = FlatKernel.of([live.optimizer for live in grouped.members], there(grouped.waves.memory))
+        kernel = FlatKernel.of([live.optimizer for live in grouped.members], not_none(grouped.waves.memory))
         if kernel is None:
             raise Uncaptured("some of a member's weights have made fewer steps than others")
         return cls(grouped, kernel)
@@ -123,7 +123,7 @@ class Unlike(OfSeveral):
     @property
     def parameter_buffer(self) -> AsOneRow:
         """The weights."""
-        return AsOneRow(there(self._grouped.waves.memory).weights.unsqueeze(0))
+        return AsOneRow(not_none(self._grouped.waves.memory).weights.unsqueeze(0))
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Implement `Whole.inputs`."""
@@ -133,7 +133,7 @@ class Unlike(OfSeveral):
         """Implement `Whole.gradients`."""
         with self._grouped.drawing(self.draws):
             totals = self._grouped.passed(data, in_branches)
-        return totals, there(self._grouped.waves.memory).gradients.unsqueeze(0)
+        return totals, not_none(self._grouped.waves.memory).gradients.unsqueeze(0)
 
     def follow(self) -> None:
         """Do nothing: no member of a grouped program has an average."""

@@ -14,13 +14,13 @@ from argosy.training.device.recorders import InBranches, Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.running_average import Statistics
-from argosy.training.member.tally import total_of
+from argosy.training.member.tally import batch_total
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.recorded import Made
+from argosy.training.programs.fused.recorded import UnrecordedSteps
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 from argosy.training.programs.solo import Solo
 
@@ -39,7 +39,7 @@ class Single:
         self.parameter_buffer: ParameterBuffer = parameter_buffer
         """A buffer with one row."""
         self.kernels: Sequence[Kernel] = (kernel,)
-        self.made: Made = Made([solo.live])
+        self.made: UnrecordedSteps = UnrecordedSteps([solo.live])
         """Steps that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
 
@@ -98,7 +98,7 @@ class Single:
         places = [piece.of(gradients[0]) for piece in self.parameter_buffer.pieces]
         torch._foreach_copy_(places, [own for own in found if own is not None])
         self._solo.drop_gradients()
-        return total_of(losses, data.samples).unsqueeze(0), gradients
+        return batch_total(losses, data.samples).unsqueeze(0), gradients
 
     def follow(self) -> None:
         """Implement `Whole.follow`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from argosy.stream.batches import sent
+from argosy.stream.batches import copy_to_device
 from argosy.training.device.kernel_forms import AHEAD
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.optim.kernels import Numbers, Settings, Steps
@@ -87,7 +87,7 @@ class StaticInputs:
         if [own.shape[1:] for own in numbers] != self._shapes:
             raise Uncaptured("a schedule has changed the form of its steps")
         coming = torch.from_numpy(np.concatenate([own.reshape(count, -1) for own in numbers], 1))
-        self._coming = sent(coming.to(self._all.dtype), self._all.device)
+        self._coming = copy_to_device(coming.to(self._all.dtype), self._all.device)
         self._settings, self._first, self._shown = settings, steps, None
 
     def _numbers(self, count: int) -> Sequence[Numbers]:

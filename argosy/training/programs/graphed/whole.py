@@ -14,7 +14,7 @@ from argosy.training.optim.kernels import Numbers, Settings, Steps
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.recorded import Made
+from argosy.training.programs.fused.recorded import UnrecordedSteps
 
 __all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
 
@@ -86,7 +86,7 @@ class Whole(Protocol):
         """Draws on the device inside `gradients`; None if nothing is drawn, or from the device's own generator."""
 
     @property
-    def made(self) -> Made:
+    def made(self) -> UnrecordedSteps:
         """The locksteps that the members have made as a whole."""
 
     def lockstep(self, batch: Any) -> Lockstep | None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from argosy.stream.rendezvous import FORMING
 
-__all__ = ["HOST", "End", "Work", "meet", "sums_on"]
+__all__ = ["HOST", "End", "Work", "connect_peers", "sums_on"]
 
 NEVER = datetime.timedelta(days=365)
 HOST = torch.device("cpu")
@@ -52,7 +52,7 @@ def sums_on(device: torch.device) -> torch.device:
     return device if device.type == "cuda" and dist.is_nccl_available() else HOST
 
 
-def meet(store: Any, rank: int, size: int, on: torch.device) -> End:
+def connect_peers(store: Any, rank: int, size: int, on: torch.device) -> End:
     """Connect a rank with its peers at the store; raises RuntimeError if no group can be formed."""
     return Gloo(store, rank, size) if on.type == "cpu" else Nccl(store, rank, size, on)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from argosy.stream.batches import sent
+from argosy.stream.batches import copy_to_device
 from argosy.stream.order import WORD, Digest
 
 __all__ = ["Flat", "Summed"]
@@ -58,7 +58,7 @@ class Flat:
         words = (*_pieces(digest.indices), *_pieces(digest.positions))
         no_losses = [0.0] * (self._rest - len(there))
         figures = torch.tensor([*there, *no_losses, digest.elements, *words], dtype=torch.float64)
-        self._figures.copy_(sent(figures, self._figures.device))
+        self._figures.copy_(copy_to_device(figures, self._figures.device))
         if losses is not None:
             total = losses.double().sum()
             high = total.to(self._figures.dtype)

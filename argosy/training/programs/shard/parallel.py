@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from argosy.stream.rendezvous import store_at
-from argosy.training.programs.shard.ends import End, Work, meet
+from argosy.training.programs.shard.ends import End, Work, connect_peers
 
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
@@ -100,7 +100,7 @@ class Group:
             if self._left:
                 return None
             time.sleep(MEET_SECONDS)
-        return meet(store, self.rank, self.size, self.on)
+        return connect_peers(store, self.rank, self.size, self.on)
 
 
 @dataclass(frozen=True, slots=True)
