@@ -251,7 +251,7 @@ def test_the_agent_of_a_node_that_trains_on_cpu_slots_does_not_import_torch() ->
     """Only its fork server imports torch, at the same time; on one core two imports would slow each other down."""
     script = """
 import sys
-from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agent import run_job_process
 from argosy.running.launch.discovery import discover
 from argosy.settings import Settings
 discover(Settings(devices="cpu:1"))

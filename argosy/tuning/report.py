@@ -43,7 +43,7 @@ class SearchReport:
     trials: Mapping[str, int]
     """Trial numbers by name of the row."""
     sources: Mapping[str, str]
-    """By member that started from another member's weights: that member."""
+    """For each member that started from another member's weights, that other member."""
     seconds: float
     """Time that drivers worked on the search, up to the last journaled event."""
     epochs: float

@@ -91,7 +91,7 @@ class Trial:
         return self.sections is not None and self.sections <= min(len(one.history) for one in here) < most
 
     def shared_end_reason(self, one: MemberState, state: RunState) -> str | None:
-        """Return why a member ends because another member of the trial has; None if it goes on."""
+        """Return why a member ends because another member of the trial has; None if it continues."""
         if len(self.members) == 1 or self.failed:
             return self.failed or None
         first = self.first_ended(self.here(state))
