@@ -51,7 +51,9 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
     )
 
 
-def check_together(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]) -> "CheckOutcome":
+def check_together(
+    lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]
+) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
     exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
