@@ -36,7 +36,7 @@ __all__ = ["MembersFor", "TrainingTable", "train_bagged"]
 MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 """A member, or a function that makes members for a table."""
 MEMORY = Path("/dev/shm")
-"""Where files of a run that nothing keeps are written at once; elsewhere each of a thousand small ones waits for the disk."""
+"""In-memory folder for the files of temporary runs; on a disk, each of a thousand small writes would wait."""
 LEAST_BYTES = 2**29
 """Room that there must be: a container has 64 MiB, if nothing more was asked for."""
 NOTE = "scores are computed on {:,} samples, each predicted by the networks that held it out"
@@ -44,7 +44,7 @@ NOTE = "scores are computed on {:,} samples, each predicted by the networks that
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingTable:
-    """A table that networks are trained on."""
+    """A training table."""
 
     columns: Columns
     rows: Rows
@@ -57,7 +57,7 @@ class TrainingTable:
 
     @property
     def outputs(self) -> int:
-        """What a network returns for a row: a logit for each class, or numbers."""
+        """Number of values that a network returns for a row: one logit per class, or one value per target."""
         return self.classes or int(self.targets.shape[1])
 
 

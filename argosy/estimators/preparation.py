@@ -15,7 +15,7 @@ Numbers = Literal["quantile", "standard"]
 """How numbers are scaled: to a normal distribution by their quantiles, or to mean 0 and standard deviation 1."""
 QUANTILES = 64
 FARTHEST = 8.0
-"""Standard deviations from the mean at which a standardised number is cut off."""
+"""Number of standard deviations at which standardised numbers are clipped."""
 MOST_WORDS = 64
 """Most words of a column that have an input each, the most frequent ones; the others share their absence."""
 

@@ -1,6 +1,6 @@
-"""Networks leave in formats that load without Argosy: one format a file, each with a function ``write``.
+"""Export networks in formats that load without Argosy; each format is a module with a function ``write``.
 
-The package that a format needs is imported with its file. `argosy.ensembling.exporting` makes what is written.
+Importing a format's module imports the package that it needs. `argosy.ensembling.exporting` creates the exported networks.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A trained network on its way out of a run, and what a reader of its files has to know."""
+"""A trained network to be exported, and the metadata that readers of its files need."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class InputLeaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """How an ensemble makes one prediction of its members' outputs."""
+    """How an ensemble combines its members' outputs into one prediction."""
 
     members: tuple[str, ...]
     """In the order of the module list ``networks``."""
@@ -35,7 +35,7 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What a network is and where it comes from, as ``config.json`` and a model card have it."""
+    """Description and origin of a network, for ``config.json`` and the model card."""
 
     name: str
     network: str
@@ -61,7 +61,7 @@ class About:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """A network, and inputs that it takes."""
+    """A network and example inputs."""
 
     network: nn.Module
     """In ``eval()`` on the CPU."""

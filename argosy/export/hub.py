@@ -1,4 +1,4 @@
-"""A folder as on the Hugging Face Hub: weights, ``config.json`` and a model card, README.md."""
+"""Export a folder in the layout of the Hugging Face Hub: weights, ``config.json`` and a model card, README.md."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def write(exported: Exported, folder: Path) -> None:
 
 
 def push(folder: Path, repository: str) -> None:
-    """Upload a folder as a model of the Hub; raises RunError where huggingface_hub is not installed."""
+    """Upload a folder as a model of the Hub; raises RunError if huggingface_hub is not installed."""
     try:
         from huggingface_hub import HfApi
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""One metric over the epochs: of a member, and as the mean and the spread of several."""
+"""Compute curves of one metric over the epochs: one member's values, or the mean and spread of several members."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ BANDS = ("ci", "std", "range")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """The mean of several curves, and how far they are apart, at the epochs that all of them have."""
+    """The mean and spread of several curves at the epochs that all of them have."""
 
     name: str
     count: int
@@ -41,7 +41,7 @@ class Band:
     ) -> "Band":
         """Return the band of these curves; for `overlap` and `draws` see `Interval.of`.
 
-        Epochs that only some curves have are left out: the mean of those that went on would go on elsewhere.
+        Epochs that only some curves have are left out, because the mean would jump where a curve ends.
         """
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         values = [[curve[epoch] for curve in curves] for epoch in epochs]

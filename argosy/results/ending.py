@@ -1,4 +1,4 @@
-"""What a person wants to know first of a run or of a search: the best, what failed and why, one table, what to do next."""
+"""The summary at the end of a run or a search: the best result, failures and their reasons, one table, and what to do next."""
 
 import math
 import shutil
@@ -18,7 +18,7 @@ FEWEST_ROWS = 3
 MOST_LINES = 1000
 """Lines of a file or a pipe."""
 MOST_FAILURES = 5
-"""Failed members that are named with their reasons."""
+"""Most failed members that are listed with their reasons."""
 MOST_ACTIONS = 3
 WITHOUT_TERMINAL = 160
 """Columns of a file or a pipe."""
@@ -31,25 +31,25 @@ class Ending:
     """The end of a run or a search, for a terminal and for a notebook."""
 
     best: tuple[str, ...]
-    """Name, metric, value and epoch of the best; then how to load it."""
+    """Name, metric, value and epoch of the best result, then how to load it."""
     failures: tuple[str, ...]
-    """How many samples were left out, and then each failed member and why."""
+    """Number of samples left out, then each failed member and the reason."""
     logs: str
-    """Where the log of a failed member is."""
+    """Path of a failed member's log."""
     columns: tuple[str, ...]
     """The name, and then the others, the most important first: as many are shown as there is room for."""
     rows: tuple[tuple[Any, ...], ...]
     """Best first."""
     everything: str
-    """Shows the other rows if it is typed."""
+    """Command that shows the other rows."""
     note: str
-    """What the figures mean, where that has to be said."""
+    """Explanation of the figures, if they need one."""
     state: str
-    """What became of the run, of how many members; and where everything is."""
+    """Status of the run, number of members, and the location of all files."""
     limit: str
     """What holds the members up and what would help; empty if nothing but their own steps does."""
     actions: tuple[tuple[str, str], ...]
-    """What there is to do, and what to type for it; the most urgent first."""
+    """Next actions and the commands for them, most urgent first."""
 
     def text(self, width: int, height: int) -> str:
         """Return the ending as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
@@ -97,7 +97,7 @@ class Ending:
 
 
 def format_counts(statuses: Sequence[str]) -> str:
-    """Return how many there are of each status.
+    """Return the number of members with each status.
 
     >>> format_counts(["done", "failed", "done"])
     '2 done, 1 failed'

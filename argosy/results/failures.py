@@ -1,4 +1,4 @@
-"""Report failed members to the caller of a run: as warnings, or as one error; and that it was interrupted."""
+"""Report failed members to the caller of a run, as warnings or as one error, and report interrupts."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from argosy.results.report import Report
 __all__ = ["raise_failures", "raise_interrupts", "warn_of_failures", "warn_of_trials"]
 
 MOST_NAMED = 10
-"""Most failed members that an error names."""
+"""Largest number of failed members that an error names."""
 
 
 def warn_of_failures(rows: Sequence[MemberResult]) -> None:
@@ -50,6 +50,6 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
 
 
 def raise_interrupts(report: Report) -> None:
-    """Raise KeyboardInterrupt where a signal or a command has paused a run; what a time limit leaves is what was asked for."""
+    """Raise KeyboardInterrupt if a signal or a command paused the run; a run that reached its time limit ended as requested."""
     if report.status == "paused" and not report.reason.startswith(OUT_OF_TIME):
         raise KeyboardInterrupt(report.reason)

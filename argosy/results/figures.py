@@ -22,10 +22,10 @@ except ModuleNotFoundError as _error:
 __all__ = ["draw_bands", "draw_curves", "draw_parameters", "paper_style", "new_axes", "save_figures"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours that are told apart by colour-blind people and, roughly, in print (Okabe and Ito 2008)."""
+"""Colours that colour-blind readers can distinguish, and that mostly differ in print too (Okabe and Ito 2008)."""
 GREY = "#b8b8b8"
 STYLES = ("-", "--", ":", "-.")
-"""Styles of lines, the next one for each time that all colours have been used."""
+"""Line styles; the next one is used after each full cycle of the colours."""
 KINDS = ("png", "svg", "pdf")
 PAPER: Mapping[str, Any] = {
     "figure.figsize": (3.5, 2.6),
@@ -43,7 +43,7 @@ PAPER: Mapping[str, Any] = {
 }
 """Settings for a column of a paper, in inches and points; text stays text in PDF and SVG."""
 MOST_NAMED = 12
-"""Most entries of a legend inside of the axes; more are beside them."""
+"""Most entries of a legend inside the axes; a longer legend is drawn beside them."""
 LOG_RATIO = 50.0
 """Least ratio of the largest to the smallest value for a logarithmic axis."""
 WIDTH, HEIGHT = 2.6, 2.4
@@ -51,7 +51,7 @@ WIDTH, HEIGHT = 2.6, 2.4
 
 
 def new_axes(count: int = 1) -> list[Any]:
-    """Return so many new axes side by side, at most three in a row."""
+    """Return this many new axes, at most three in a row."""
     columns, rows = min(count, 3), math.ceil(count / 3)
     size = (columns * WIDTH, rows * HEIGHT) if count > 1 else None
     _, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", figsize=size)
@@ -110,7 +110,7 @@ def save_figures(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
     for name, axes in figures.items():
         for kind in KINDS:
             files.append(folder / f"{name}.{kind}")
-            # Without a date, and with identifiers that are not drawn, equal results are equal files.
+            # Without a date and random identifiers, equal results give identical files.
             metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
             with replacing(files[-1]) as file:
                 axes.figure.savefig(file, format=kind, metadata=metadata)

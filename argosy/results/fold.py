@@ -44,9 +44,9 @@ from argosy.stopping import GrowingHistory
 __all__ = ["FINAL_STATUSES", "FAILED_STATUSES", "MemberState", "RunState"]
 
 FAILED_STATUSES = ("failed", "diverged")
-"""Statuses of members that failed by themselves."""
+"""Statuses of members that failed through their own code or loss."""
 FINAL_STATUSES = ("done", "stopped", *FAILED_STATUSES)
-"""Statuses of members that train no more; a member that is done may be given more epochs later."""
+"""Statuses of members that have stopped training; a member that is done may be given more epochs later."""
 
 FILES_KEPT = 4
 """Newest checkpoints of a member that are remembered; its folder has the newest two."""
@@ -62,7 +62,7 @@ class MemberState:
     reason: str = ""
     device: str = ""
     parameters: int = 0
-    """Numbers that its network's parameters consist of; 0 before it has started."""
+    """Number of elements in its network's parameters; 0 before it has started."""
     sections: list[SectionEnded] = field(default_factory=list)
     """Finished sections, in order."""
     behind: int = 0
@@ -80,11 +80,11 @@ class MemberState:
     split: Split | None = None
     """Split over several devices; None if it trains on one."""
     source: str | None = None
-    """Member of which this one is a clone."""
+    """Name of the member that this one was cloned from."""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Hyper-parameters in which it differs from that, as (there, here)."""
     inherited: Checkpoint | None = None
-    """Source's file that a clone began with."""
+    """The source's file that a clone started from."""
     as_alone: bool = True
     """Whether it has the bits so far that it would have alone: no program and no split of it has rounded otherwise."""
     packed: Packed | None = None

@@ -11,13 +11,13 @@ from argosy.errors.spelling import known_names
 __all__ = ["Interval", "t_quantile"]
 
 LEVEL = 0.95
-"""Share of cases in which the interval contains the true mean."""
+"""Probability that the interval contains the true mean."""
 
 
 @known_names("Interval")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean, and how far the true one may be from it."""
+    """An estimated mean and its confidence interval."""
 
     mean: float
     """NaN if there are no values."""

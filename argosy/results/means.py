@@ -1,4 +1,4 @@
-"""Networks that several members repeat, in words: for the end of a run and for its page."""
+"""Tables of the means of repeated networks, for the summary at the end of a run and for its page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from argosy.study import Repetition
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "band_of"]
 
 LEFT_OUT = "left out"
-"""Status of a member that has trained, and is no longer in the study."""
+"""Status of a member that has trained but has been removed from the study."""
 
 
 class Networks(Protocol):
@@ -73,12 +73,12 @@ class MemberResult:
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
     seed: int | None
-    """The seed that it was given; None if it follows from the study's seed and the member's name."""
+    """The member's own seed; None if it is derived from the study's seed and the member's name."""
     as_alone: bool
     """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
     device: str
     parameters: int
-    """Numbers that its network's parameters consist of; 0 before it has started."""
+    """Number of elements in its network's parameters; 0 before it has started."""
     seconds: float
     """Seconds in the member's own steps and validation."""
     folder: Path
@@ -128,7 +128,7 @@ class MemberResult:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The columns of a table that say which member it is, and of which configuration."""
+        """Table columns that identify the member and its configuration."""
         repetition = self.repetition
         return {
             "member": self.name,
@@ -139,7 +139,7 @@ class MemberResult:
 
     @property
     def failure(self) -> str:
-        """What became of a failed member, in one line."""
+        """One line that describes the failure of a member."""
         return f"{self.name!r} {self.status}: {cause_of(self.reason).removesuffix('.')}"
 
     def curve(self, metric: str) -> Curve:

@@ -1,4 +1,4 @@
-"""Results of networks that several members repeat: their means, and whether one is better than another."""
+"""Compare networks that several members repeat: compute their means and whether one is better than another."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def told(self) -> str:
-        """The difference in words."""
+        """The difference as text."""
         found, pairs = self.first_minus_second, self.first_minus_second.count
         if pairs < 2:
             return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, too few to tell"
@@ -103,7 +103,7 @@ class Leader:
 
     @property
     def told(self) -> str:
-        """Its value, with the number of members that it is the mean of."""
+        """Its value as text, with the number of members averaged."""
         if self.repetitions is None:
             return f"{self.value}"
         of = "" if self.value.count == self.repetitions else f" of {self.repetitions}"

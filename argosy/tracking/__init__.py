@@ -1,6 +1,6 @@
-"""Trackers: where users look at the metrics of all that they train. Each member is a run there, grouped by study.
+"""Trackers send metrics to experiment-tracking tools. Each member is one run there, grouped by study.
 
-Each tracker has a file. Its library is imported with it, before the run begins, as that may take seconds.
+Each tracker is a module that imports its library. It is imported before the run begins, because that may take seconds.
 `argosy.views.trackers` calls each tracker in a thread of its own.
 """
 
@@ -23,7 +23,7 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", 
 class Tracker(Protocol):
     """Receives the metrics of members; an exception ends only the tracker itself.
 
-    A member that has begun anew has another name here, as ``mlp~1``: what was logged of it before is of another run.
+    A member that has begun anew gets another name here, such as ``mlp~1``, so its earlier records stay in a separate run.
     """
 
     def open(self, directory: Path, group: str) -> None:

@@ -1,4 +1,4 @@
-"""What a view receives that no journal has: current losses, rates and queues, and the times of changes."""
+"""State that views receive but the journal does not store: current losses, rates, queues and times of changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from argosy.protocol.trainer import Progress
 __all__ = ["News"]
 
 RATE_SECONDS = 1.0
-"""Least seconds over which a rate is taken."""
+"""Minimum number of seconds over which a rate is measured."""
 
 
 @dataclass(slots=True)

@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 SCHEMA = 1
-"""Version of all JSON outputs: another one where a field goes, or changes its meaning."""
+"""Version of all JSON outputs; it changes when a field is removed or changes its meaning."""
 MOST_CHARACTERS = 8000
 """Most characters of a JSON output where not all was asked for: 2,000 tokens of a language model, of four each."""
 SHORTEST = 2
-"""Lists of so many entries are pairs, as intervals, and never cut."""
+"""Lists with this many entries are pairs, such as intervals, and are never cut."""
 
 
 @functools.cache

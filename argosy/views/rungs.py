@@ -1,4 +1,4 @@
-"""How many trials of a search have come to each rung, for its page and for the live view."""
+"""Count the trials of a search that have reached each rung, for its page and the live view."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Rung:
     reached: int
     """Trials that have trained so far."""
     of: int | None
-    """Trials that are to; None where the scheduler has no such number."""
+    """Number of trials that will train; None if the scheduler sets no such number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a user sees of a run at one moment, as a value: a function of study, fold and the workers' last messages."""
+"""The user's view of a run at one moment, as a value computed from the study, the fold and the workers' last messages."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ SECTIONS_COUNTED = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScreenContext:
-    """What a screen is made for, apart from what happens."""
+    """Inputs of a screen that do not depend on events."""
 
     study: Study
     parameters: Mapping[str, Mapping[str, Any]]
@@ -81,12 +81,12 @@ class DeviceRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchProgress:
-    """How far a search is."""
+    """Progress of a search."""
 
     begun: int
-    """Trials that have begun."""
+    """Number of trials that have begun."""
     of: int | None
-    """Trials that are to, where that is known."""
+    """Number of trials that will begin, if known."""
     best: str
     """Parameters of the best trial, as far as trials differ in them."""
     rungs: tuple[Rung, ...]
@@ -107,7 +107,7 @@ class Screen:
     counts: Mapping[str, int]
     """Members, or trials of a search, by status."""
     search: SearchProgress | None
-    """None of a run that is no search."""
+    """Progress of the search; None if the run is not a search."""
     bottleneck: Diagnosis | None
     """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
     devices: tuple[DeviceRow, ...]

@@ -1,4 +1,4 @@
-"""What is behind ``--verbose``: all rows of a run or a search, and what it cost."""
+"""Tables for ``--verbose``: all rows of a run or a search, and its cost."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

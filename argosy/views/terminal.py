@@ -1,4 +1,4 @@
-"""The view in a terminal: a screen that is redrawn; where the cursor cannot go back, a line from time to time."""
+"""The view in a terminal: a redrawn screen, or periodic lines if the cursor cannot move back."""
 
 import time
 from collections.abc import Callable
