@@ -21,7 +21,7 @@ __all__ = ["bootstrap", "kfold"]
 
 Indices = npt.NDArray[np.int64]
 OnSamples = Member | Callable[[Indices], Member]
-"""A member, or a function from the indices of its training samples: for what is fitted to these."""
+"""A member, or a function that makes one from the indices of its training samples, for preprocessing fitted to them."""
 
 
 @known_keywords("argosy.kfold")
@@ -102,7 +102,7 @@ def _fold_of_each(
 
 
 def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indices:
-    """Deal out the samples of a label one by one, those of the next label from the fold on where they ended."""
+    """Deal out the samples of one label after another, each label starting at the fold where the previous one ended."""
     labels, counts = np.unique(label_N, return_counts=True)
     if counts.min() < folds:
         few = labels[counts.argmin()]
@@ -114,7 +114,7 @@ def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indic
 
 
 def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indices:
-    """Give the largest group to the smallest fold, then the next one; equals in an order that is drawn."""
+    """Assign groups to the smallest fold, largest group first; groups of equal size come in random order."""
     groups, group_N, counts = np.unique(group_N, return_inverse=True, return_counts=True)
     if len(groups) < folds:
         raise StudyError(
@@ -137,7 +137,7 @@ def _dealt(order: Indices, folds: int) -> Indices:
 
 
 def _indices(samples: int) -> npt.NDArray[np.object_]:
-    """Return the index of each sample, as an object that the lists of all members share: of millions of samples they have a fifth of the memory."""
+    """Return the index of each sample, as objects that all members' lists share; for millions of samples this takes a fifth of the memory."""
     return np.arange(samples).astype(object)
 
 

@@ -1,4 +1,4 @@
-"""The columns of a table as one array of numbers: what they are called and which words they hold, and nothing learnt from values."""
+"""Encode a table as one array of numbers, by the names of its columns and their words; nothing is learnt from the numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Columns", "is_table"]
 Rows = npt.NDArray[np.float64]
 """``[N, columns]``: numbers, NaN where one is missing; of a column of words their codes from 1, and 0 for a word that is not known."""
 MISSING = "<missing>"
-"""The word of a row that has none."""
+"""Placeholder for a row without a word."""
 
 
 def is_table(X: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Networks for rows of a table, and the losses of those that answer in several copies."""
+"""Networks for rows of a table, and the loss of networks that return the outputs of several copies."""
 
 import math
 from itertools import pairwise

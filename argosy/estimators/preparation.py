@@ -17,7 +17,7 @@ QUANTILES = 64
 FARTHEST = 8.0
 """Number of standard deviations at which standardised numbers are clipped."""
 MOST_WORDS = 64
-"""Most words of a column that have an input each, the most frequent ones; the others share their absence."""
+"""Largest number of words of a column with an input each; less frequent words set none of these inputs."""
 
 
 class TablePreparation(nn.Module):

@@ -1,4 +1,4 @@
-"""Find the stage of the stream that limits the run, by the rule of SC'18 (§III-C) on what gauges have counted.
+"""Find the stage of the stream that limits the run, by applying the rule of SC'18 (§III-C) to the gauges.
 
 The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
 training, in this order on every node, and all nodes move at one pace; so it is the last stage with a full queue before
@@ -26,7 +26,7 @@ COUNTED = (
     "preparation_cpu_seconds",
 )
 FULL = 0.5
-"""Mean fill from which on a queue counts as full."""
+"""Smallest mean fill at which a queue counts as full."""
 CLEAR_RATIO = 1.2
 """A stage with this many times another's rate is faster, and not the bottleneck."""
 LEAST_SECONDS = 1e-9
@@ -40,19 +40,19 @@ SLOW = 0.7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFlow:
-    """What passed through one node."""
+    """Counts and times of one node's part of the stream."""
 
     node: str
     cores: int
     loaders: int
     prepared: int
     kept: int
-    """Samples taken as they were kept."""
+    """Samples read from the kept ones instead of being prepared."""
     delivered: int
     """Samples passed to its trainers."""
     exchanged_bytes: int
     seconds: float
-    """Seconds with a leg to feed, without its start."""
+    """Seconds spent feeding legs, excluding their start."""
     busy_seconds: float
     """Seconds with a sample in preparation."""
     filling_seconds: float

@@ -1,4 +1,4 @@
-"""Results of a run's legs and workers, beside their predictions, for the report."""
+"""Compute the results of a run's legs and workers, with their predictions, for the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class LegResult:
     """Its number, preceded by the driver's if several drivers worked on the run."""
     sections: int
     samples: int
-    """Samples of the stream."""
+    """Number of samples of the stream."""
     seconds: float
     predicted_seconds: float
     waiting_seconds: Mapping[str, float]
@@ -64,12 +64,12 @@ class LegResult:
 
     @property
     def samples_per_second(self) -> float:
-        """Actual pace."""
+        """Measured samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def predicted_samples_per_second(self) -> float:
-        """Predicted pace."""
+        """Predicted samples per second."""
         return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
 
 

@@ -7,7 +7,7 @@ from argosy.stopping import Mode
 __all__ = ["FAILED", "NOTHING", "NOT_A_NUMBER", "NUMBER", "rank"]
 
 NUMBER, NOT_A_NUMBER, FAILED, NOTHING = range(4)
-"""Kinds of results, better ones first; what failed members had reached is never the best."""
+"""Kinds of results, better ones first; a failed member's result is never the best."""
 
 
 def rank(value: float | None, mode: Mode, *, failed: bool = False) -> tuple[int, float]:

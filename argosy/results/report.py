@@ -1,4 +1,4 @@
-"""The results of a run: the fold of its events, as values to query."""
+"""The results of a run, computed from the fold of its events."""
 
 import itertools
 import math

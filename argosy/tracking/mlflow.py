@@ -23,7 +23,7 @@ QUOTES = str.maketrans("'\"`\\", "’”’/")
 
 
 def _valid_name(name: str) -> str:
-    """Return a name as MLflow takes it: with ``_`` for other characters, as the one of ``ndcg@10``."""
+    """Return a name that MLflow accepts: other characters, such as the one in ``ndcg@10``, become ``_``."""
     return re.sub(r"[^\w./ :-]", "_", name)
 
 
@@ -49,7 +49,7 @@ class MLflow:
 
     def open(self, directory: Path, group: str) -> None:
         """Find or create the study's experiment."""
-        # Without it MLflow accepts no folder, but wants a database.
+        # Without it MLflow rejects folders and requires a database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
         self._client, self._directory = MlflowClient(tracking_uri=uri), str(directory)

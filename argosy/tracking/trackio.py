@@ -26,9 +26,9 @@ class Trackio:
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
         """Start the member's run, or continue it."""
-        # The name is what Trackio knows a run by: another run directory may have members of the same names.
+        # Trackio identifies a run by its name, and another run directory may have members with the same names.
         digest = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:6]
-        # A context of its own: Trackio ends the run that it finds in the context when it starts another one.
+        # Each run needs its own context, because Trackio ends the run in the current context when it starts another one.
         self._runs[member] = Context().run(
             trackio.init,
             project=self._project,

@@ -1,4 +1,4 @@
-"""A screen as text, in whatever room there is: one bar, the best members, and what needs attention."""
+"""Draw a screen as text that fits the available space: one bar, the best members, and whatever needs attention."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ BOTTLENECK_LINES = 3
 MOST_ROWS = 10
 """Best members that are shown if not all fit."""
 LONG_NAME = 0.4
-"""Share of the columns from which on names are shortened to what differs."""
+"""Share of the columns above which names are shortened to the hyper-parameters that differ."""
 QUIET = ("done", "pruned", "stopped", "waiting", "resting")
 STYLES = {"failed": "red", "diverged": "red", **dict.fromkeys(QUIET, "dim")}
 

@@ -1,6 +1,6 @@
-"""Notices that are shown at once and stay: a failed member, a lost worker, anything unusual.
+"""Notices that are shown at once and stay visible, such as a failed member or a lost worker.
 
-Of each kind only the first few.
+Only the first few of each kind are shown.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ from argosy.results.fold import FAILED_STATUSES
 __all__ = ["Notices", "format_lost_worker"]
 
 MOST_NOTICES = 3
-"""Notices of a kind; the screen, the lines and the report count the rest."""
+"""Largest number of notices of a kind; the screen, the lines and the report count the rest."""
 LAST_LINES = 4
-"""Lines of a failed member's traceback."""
+"""Number of lines shown of a failed member's traceback."""
 
 
 class Notices:

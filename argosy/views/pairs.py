@@ -10,7 +10,7 @@ __all__ = ["pairs_table"]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
-    """Return for every two members the share of their time that packing saves: (sum T_i - T_pack) / sum T_i."""
+    """Return a table with the share of time that packing saves for each pair of members: (sum T_i - T_pack) / sum T_i."""
     names = list(dict.fromkeys(pair.members[0] for pair in pairs))
     title = "saved by two on one device (*: one program stepped both)"
     table = Table("", *names, box=None, pad_edge=False, title=title, title_justify="left")

@@ -46,13 +46,13 @@ Call = tuple[str, tuple[Any, ...]]
 
 
 class TrackerFeed:
-    """One tracker, and its pending calls."""
+    """One tracker and its pending calls."""
 
     def __init__(self, name: str, tracker: Tracker, folder: Path) -> None:
         self.name = name
         self._tracker = tracker
         self._log = folder / f"tracker-{name}.log"
-        """What it has raised."""
+        """Exception that it has raised."""
         self._told = folder / f"tracker-{name}.told"
         """A line for each section: the member, and its finished epochs by then; one with 0.0 where it has ended. First, where the whole
         run has begun anew, a line with when."""
@@ -155,14 +155,14 @@ class TrackerFeed:
 
 
 class Tracked:
-    """Wraps a view, and tells trackers what members reach."""
+    """A view that wraps another one and reports the members' results to trackers."""
 
     def __init__(self, view: View, trackers: Mapping[str, Tracker], folder: Path) -> None:
         self._view = view
         self._feeds = [TrackerFeed(name, tracker, folder) for name, tracker in trackers.items()]
         self._asked: Study | None = None
         self._begun: set[str] = set()
-        """Members that trackers know, and that have not ended."""
+        """Members that trackers know and that have not ended."""
         self._trains = False
         """Whether any member has begun."""
         self._since = time.monotonic()
