@@ -1,4 +1,4 @@
-"""What a LightningModule may ask ``self.trainer``: each question has a true answer here, or is refused by name.
+"""The attributes of ``self.trainer`` that a LightningModule may read; all others raise an error that names them.
 
 Answers are those of a Trainer with one device, no logger and no callbacks. Before the first batch, in
 `configure_optimizers` too, answers that depend on the study follow from its stopping rule and its data.
@@ -25,12 +25,12 @@ ADVICE = {
     "default_root_dir": "each member has its folder in the run's directory",
     "log_dir": "each member has its folder in the run's directory",
 }
-"""What to do instead, by the name that is missing."""
+"""Alternatives to unavailable attributes, by their names."""
 OTHERWISE = "remove it, or pass the value to the module in its factory"
 
 
 class Unavailable(StudyError, AttributeError):  # noqa: N818
-    """A question without an answer; `hasattr` returns False."""
+    """Error for an unavailable attribute; `hasattr` returns False."""
 
 
 class TrainerAttributes:
@@ -65,13 +65,13 @@ class TrainerAttributes:
         """Whether all attributes are set."""
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a name without an answer; Python calls this only for missing attributes."""
+        """Raise `Unavailable` for an unknown name; Python calls this only for missing attributes."""
         if name.startswith("_"):
             raise AttributeError(name)  # Python's own protocols probe these
         raise _unavailable(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to let a module set what has no effect on its training."""
+        """Raise an error if a module sets an attribute that has no effect on its training."""
         known = name in vars(self) or not isinstance(getattr(type(self), name, property()), property)
         if vars(self).get("_sealed") and not known and not name.startswith("_"):
             raise StudyError(

@@ -1,4 +1,4 @@
-"""Stands in for a LightningModule's trainer, and calls the module as Lightning's own loops do, in their order.
+"""Replace a LightningModule's trainer, and call the module's methods in the order of Lightning's own loops.
 
 The member's network is the module itself, so its best weights are the module's. Hooks that would never be called are
 refused.
@@ -54,7 +54,7 @@ PLACES = ("current_epoch", "global_step", "batch_idx", "missed")
 
 
 class Loop(TrainerAttributes):
-    """Stands in for a module's trainer; also the state saved beside weights and optimizers."""
+    """Replacement for a module's trainer; also the state saved beside weights and optimizers."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, current_outlook())
@@ -62,7 +62,7 @@ class Loop(TrainerAttributes):
         self.loss: torch.Tensor | None = None
         """Loss of the current batch."""
         self.missed: str = ""
-        """Description of the value that a learning rate monitors and that was not logged by the last epoch's end."""
+        """Description of the monitored value that had not been logged by the end of the last epoch."""
         self._monitored = Monitored(())
         self._hook = "training_step"
         """The training hook that is running."""
@@ -73,7 +73,7 @@ class Loop(TrainerAttributes):
         self._logged: dict[str, Any] = {}
         """Values of the current validation: metrics, or (sum, samples)."""
         self._batch_loss: tuple[Any, int] | None = None
-        """``val_loss`` that the current batch has logged, as (sum, samples): a difference of sums is rounded otherwise each time."""
+        """``val_loss`` logged by the current batch, as (sum, samples); computing it as a difference of sums would round differently."""
         self._metrics: dict[str, Metric] = {}
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
@@ -359,7 +359,7 @@ def configured(module: Any) -> Configured:
 
 
 def schedules(optimizers: Configured) -> dict[str, Loop]:
-    """Return all that decides learning rates, as one schedule."""
+    """Return everything that determines learning rates as one schedule."""
     return {"loop": optimizers.loop}
 
 

@@ -318,7 +318,7 @@ def main() -> None:
         told = error if isinstance(error, ArgosyError) else system_refused(error, "argosy cannot continue")
         if told is None:
             raise
-        # Not wrapped where no terminal is: a path is to be copied as it is.
+        # Without a terminal, lines are not wrapped, so that paths can be copied.
         said = f"{type(told).__name__}: {told}"
         console(stderr=True).print(said, style="red", soft_wrap=True)
         sys.exit(told.exit_code)

@@ -1,4 +1,4 @@
-"""``argosy status``, ``report`` and ``audit``: the progress of a run, its results, and whether they are right."""
+"""``argosy status``, ``report`` and ``audit``: show the progress of a run, show its results, and check them."""
 
 import csv
 import io
@@ -265,7 +265,7 @@ def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
 
 
 def _update_page(directory: Path) -> None:
-    """News for the live page as long as the run goes on, then the page as it stays."""
+    """Update the live page while the run goes on, then write the final page."""
     from argosy.running.directory.journal import timeline
     from argosy.running.directory.loading import load_report
     from argosy.views.html.page import LIVE_SECONDS

@@ -1,4 +1,4 @@
-"""Scikit-learn (extra: sklearn), which has no types: here with those of what estimators inherit from it."""
+"""Scikit-learn (extra: sklearn), with types for the classes that estimators inherit, because it has none."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
             """Set parameters, and return the estimator."""
 
         def __sklearn_tags__(self) -> Any:
-            """Return what the estimator says of itself."""
+            """Return the estimator's tags."""
 
     class ClassifierMixin(BaseEstimator):
         """The score of classifiers."""

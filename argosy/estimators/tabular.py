@@ -109,7 +109,7 @@ def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[
 
 
 def _as_python(value: Any) -> Any:
-    """Return numbers of NumPy as Python has them, an array or a range as a list: what a search or a grid is given."""
+    """Return NumPy numbers as Python numbers, and an array or a range as a list, for a search or a grid."""
     found = value.tolist() if hasattr(value, "tolist") else value
     return list(found) if isinstance(found, range) else found
 
@@ -119,7 +119,7 @@ def _as_sequence(value: Any) -> Sequence[Any]:
 
 
 def _batch_size(samples: int) -> int:
-    """Return a power of two, or all samples where these are few."""
+    """Return a power of two, or the number of samples if there are few."""
     return min(max(1 << (samples // STEPS).bit_length(), LEAST_BATCH), MOST_BATCH, samples)
 
 
