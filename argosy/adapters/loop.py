@@ -73,7 +73,7 @@ class Loop(TrainerAttributes):
         self._logged: dict[str, Any] = {}
         """Values of the current validation: metrics, or (sum, samples)."""
         self._batch_loss: tuple[Any, int] | None = None
-        """``val_loss`` logged by the current batch, as (sum, samples); computing it as a difference of sums would round differently."""
+        """``val_loss`` logged by the current batch, as (sum, samples); a difference of sums would round differently each time."""
         self._metrics: dict[str, Metric] = {}
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1

@@ -12,7 +12,7 @@ from argosy.training.member.tally import to_float64
 __all__ = ["MEANS", "Monitored"]
 
 MEANS = ("mean", "avg", torch.mean)
-"""Names that Lightning accepts for the mean over batches."""
+"""Values of ``reduce_fx`` that Lightning takes for the mean over batches."""
 
 HOOKS = ("on_train_epoch_start", "training_step", "on_train_epoch_end")
 """Hooks in which a module may log in training. If several log one name, the last one's mean counts."""

@@ -23,7 +23,7 @@ MISSING = "<missing>"
 
 
 def is_table(X: Any) -> bool:
-    """Whether X has named columns, each of a type of its own, as a DataFrame has."""
+    """Return whether X has named columns with a type each, like a DataFrame."""
     return hasattr(X, "columns") and hasattr(X, "__getitem__")
 
 
@@ -119,7 +119,7 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
 
 
 def _is_cell(value: Any, categorical: bool) -> bool:
-    """Whether a value is a number or a word; an interval, as of pandas' `cut`, is the word of a category."""
+    """Return whether a value is a number or a word; an interval, for example from pandas' `cut`, is the word of a category."""
     if isinstance(value, np.timedelta64):
         return False  # which NumPy has among whole numbers
     return isinstance(value, str | Real | Decimal) or (categorical and type(value).__name__ == "Interval")

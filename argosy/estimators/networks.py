@@ -24,7 +24,7 @@ class Mlp(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """What two layers add to their normalised input (Gorishniy et al. 2021)."""
+    """Two layers on the normalised input, whose output is added to the input (Gorishniy et al. 2021)."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Scaled(nn.Module):
 class TabM(nn.Module):
     """An MLP in copies that share most weights and have heads of their own (TabM, Gorishniy et al. 2025).
 
-    In training it returns what each copy says, ``[B, copies, outputs]``; else their mean, of classes as logarithms of probabilities.
+    In training it returns each copy's outputs, ``[B, copies, outputs]``; otherwise their mean, for classes as log probabilities.
     """
 
     def __init__(

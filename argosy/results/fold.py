@@ -198,7 +198,7 @@ class RunState:
     proposed: dict[str, Proposed] = field(default_factory=dict)
     """Trials of a search, in their order, by the name that a row of its report has."""
     constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """What the constraints of a search say, by the name of a trial."""
+    """Values of a search's constraints, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -391,7 +391,7 @@ class RunState:
 
     @property
     def preparations_alone(self) -> float:
-        """The same with one script for each member, which prepares what that member steps on, and nothing outside of its subset."""
+        """Like `preparations`, for one script per member that prepares only the samples of the member's subset that it steps on."""
         samples = sum(ended.samples for member in self.members.values() for ended in member.own_sections)
         return samples / self._samples_fed
 

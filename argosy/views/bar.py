@@ -76,7 +76,7 @@ class Notebook(Watching):
 
 
 def _in_notebook() -> bool:
-    """Whether output goes to a notebook: only there the shell has a kernel, whatever its class."""
+    """Return whether output goes to a notebook: only a notebook's shell has a kernel, whatever its class."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

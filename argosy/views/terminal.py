@@ -78,5 +78,5 @@ class Terminal(Watching):
 
 
 def _can_redraw(console: Console) -> bool:
-    """Whether the cursor can go back: FORCE_COLOR makes a terminal of any file, and some terminals are dumb."""
+    """Return whether the cursor can move back: rich treats any file as a terminal under FORCE_COLOR, and some terminals are dumb."""
     return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
