@@ -1,4 +1,4 @@
-"""The entry points `train`, `tune`, `plan`, `profile` and `load_report`, each a few lines over the packages that do the work."""
+"""The entry points `train`, `tune`, `plan` and `profile`, each a few lines over the packages that do the work."""
 
 import contextlib
 import functools
@@ -53,7 +53,6 @@ from argosy.views.trackers import Tracked
 __all__ = [
     "LAUNCHERS",
     "forecast_cluster",
-    "load_report",
     "plan",
     "profile",
     "ray_cluster",

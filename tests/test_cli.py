@@ -437,7 +437,7 @@ REFUSED = {
     "no study": (HEAD, "must define a variable `study`"),
     "wrong study": ("study = 3\n", "found int"),
     "no validation": (STUDY.replace("stop=", "objective='val_loss', stop="), "needs validation data"),
-    "name twice": (STUDY.replace('"b"', '"a"'), "found twice: a"),
+    "name twice": (STUDY.replace('"b"', '"a"'), "duplicate names: a"),
     "slash": (STUDY.replace('"b"', '"b/c"'), "'b/c' cannot be used as a folder name"),
     "dots": (STUDY.replace('"b"', '"b..c"'), "'b..c' cannot be used as a folder name"),
     "large batch": (

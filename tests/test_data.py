@@ -96,7 +96,7 @@ def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_the_training_
     both = argosy.data.image_folder(train, size=8)
     alone = argosy.data.image_folder(val, size=8)
     with pytest.raises(
-        StudyError, match=r"Data\.val has 1 classes \(dog\) and Data\.train 2 \(cat, dog\): the same number"
+        StudyError, match=r"Data\.val has 1 classes \(dog\) and Data\.train has 2 \(cat, dog\), so the same number"
     ):
         argosy.Data(train=both, val=alone)
     found = argosy.data.image_folder(val, size=8, classes=both.classes)

@@ -118,7 +118,7 @@ def is_out(reason: str) -> bool:
 
 
 def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:
-    """Return the total of sections, given (number of trials, budget) in ascending order of budgets; see `Scheduler.foreseen`."""
+    """Return the total of sections, given (number of trials, budget) in ascending order of budgets; see `Scheduler.expected_sections`."""
     total, before = 0, 0
     for count, budget in counts:
         total += count * (budget if again else budget - before)

@@ -10,7 +10,7 @@ NAMED = re.compile(r"'[^']+'|`[^`]+`|\w\.\w|\w=|\d|--\w|\w/\w|\w_\w|[A-Z]\w+[A-Z
 """What a message is about: a name in quotes, a file, a field, a flag, a number."""
 VERBS = """
 add allow apply ask augment bind build call change check choose clone close compare compute continue convert copy create declare define
-delete divide draw encode end exclude export fill fix flatten free give grant import include increase install keep leave let load look
+delete divide draw encode end exclude export fill fix flatten free give grant import include increase install keep leave let load log look
 lower make measure mount move number omit open pad pass pip plan point put raise re-create read reduce register remove rename repair
 replace report resize restart restore resume retry return run save say see select set shorten show skip specify split start stop switch
 tell train try undo unset update upgrade use wait wrap write yield

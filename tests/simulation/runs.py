@@ -175,7 +175,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
     place = Place(world, script, scenario)
     with mock.patch.object(driving, "Driver", watched):
         if scenario.scheduler:
-            with mock.patch.multiple(api, load=mock.DEFAULT, SearchReport=mock.DEFAULT):
+            with mock.patch.multiple(api, load_report=mock.DEFAULT, SearchReport=mock.DEFAULT):
                 api.run_search(
                     _search(scenario), _settings(scenario), directory, store=Store(), launcher=place, view=None
                 )

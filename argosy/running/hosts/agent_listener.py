@@ -24,7 +24,7 @@ class AgentListener:
 
     def __init__(self, job: str, key: bytes | None, certificate: Certificate | None) -> None:
         self.joined: dict[int, tuple[Joined, Peer]] = {}
-        """Agents that `gather` has let in and that are no part of the run yet, by rank."""
+        """Agents that `accept_agents` has let in and that are no part of the run yet, by rank."""
         self._directory: Path | None = None
         self._kept: list[str] = []
         """Lines for ``listener.log`` while there is no run directory."""

@@ -85,7 +85,7 @@ class MatrixRun(NamedTuple):
 
 
 class FlatKernel:
-    """Steps members whose optimizers have a `kind_of`; holds the state of these optimizers."""
+    """Steps members whose optimizers have an `optimizer_kind`; holds the state of these optimizers."""
 
     rows = slice(None)
 
