@@ -153,15 +153,14 @@ def create_new(path: Path, mode: int = 0o644) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
 
 
-def append_flushed(descriptor: int, content: bytes, *, flush: bool = True) -> None:
-    """Append to a file and flush it to the disk, unless that can wait; if this raises OSError, nothing was appended."""
+def append_flushed(descriptor: int, content: bytes) -> None:
+    """Append to a file and flush it to the disk; if that raises OSError, nothing was appended."""
     before = os.fstat(descriptor).st_size
     try:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
-        if flush:
-            os.fdatasync(descriptor)
+        os.fdatasync(descriptor)
     except OSError:
         os.ftruncate(descriptor, before)
         raise

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from voyages import ended
 
 from argosy.protocol.events import Fed, MemberEnded
 from argosy.running.directory import journal
@@ -12,7 +11,6 @@ from argosy.running.directory.journal import Journal, read_journal
 
 FED = Fed(leg=1, split="train", epoch=0, section=0, samples=64)
 ENDED = MemberEnded(member="a", status="done", reason="")
-SECTION = ended("a", "cpu:0", 1, value=0.5)
 
 
 def test_notes_go_to_the_disk_with_what_somebody_acts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,29 +26,6 @@ def test_notes_go_to_the_disk_with_what_somebody_acts_on(tmp_path: Path, monkeyp
         record.commit_due()
         assert len(flushed) == 1
         assert read_journal(tmp_path) == [FED, ENDED]
-
-
-def test_sections_are_written_at_once_and_flushed_with_the_next_event_that_something_depends_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that loses a section trains it again from its last checkpoint, so a member with short sections need not wait for the disk."""
-    flushed: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", flushed.append)
-    monkeypatch.setattr(journal, "NOTE_SECONDS", 1000.0)
-    with Journal(tmp_path / "journal.jsonl") as record:
-        record.append(SECTION)
-        record.commit_due()
-        assert read_journal(tmp_path) == [SECTION]
-        assert not flushed
-        record.append(ENDED)
-        record.commit_due()
-        assert len(flushed) == 1
-        monkeypatch.setattr(journal, "NOTE_SECONDS", 0.0)
-        record.append(SECTION)
-        record.commit_due()
-        assert len(flushed) == 2, "no section waits longer than NOTE_SECONDS"
-        record.commit_due()
-        assert len(flushed) == 2
 
 
 def test_notes_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

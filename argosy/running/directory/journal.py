@@ -5,7 +5,6 @@ import errno
 import fcntl
 import functools
 import json
-import math
 import os
 import socket
 import sys
@@ -19,7 +18,7 @@ from argosy.disk.json_values import convert, parse_json
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 from argosy.errors.wording import escape_unprintable
-from argosy.protocol.events import Event, Fed, NodeCame, Passed, RunStarted, SearchBegan, SectionEnded, Used
+from argosy.protocol.events import Event, Fed, NodeCame, Passed, RunStarted, SearchBegan, Used
 from argosy.running.directory.lines import from_line, to_line
 
 __all__ = [
@@ -39,11 +38,8 @@ POLL_SECONDS = 0.1
 """Seconds between two checks for new lines."""
 DEFERRED_EVENTS = (Fed, Passed)
 """Events without consequences: they are written to disk with the next event that something depends on."""
-REPEATED = (SectionEnded,)
-"""Events that a run reproduces if they are lost, because it resumes from a checkpoint that was journaled before them. They are written at
-once, for readers, and flushed with the next event that something depends on."""
 NOTE_SECONDS = 1.0
-"""Most seconds that notes, and flushes of `REPEATED`, wait for such an event."""
+"""Most seconds that notes wait for such an event."""
 DRIVER_EVENTS = (NodeCame, Passed, Used)
 """Events that concern the driver that started last."""
 MOST_NAMED = 8
@@ -63,10 +59,8 @@ class Journal:
         self.path = path
         self._descriptor = -1
         self._lines: list[str] = []
-        self._write_by = math.inf
-        """Time by which the lines must be written."""
-        self._flush_by = math.inf
-        """Time by which they must be on the disk."""
+        self._due = 0.0
+        """Time by which the lines must be on the disk."""
 
     def __enter__(self) -> "Journal":
         """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
@@ -79,15 +73,13 @@ class Journal:
 
     def append(self, event: Event) -> None:
         """Add the event as a line, kept until `commit`."""
-        now = time.monotonic()
-        soon = now + NOTE_SECONDS
-        self._write_by = min(self._write_by, soon if isinstance(event, DEFERRED_EVENTS) else now)
-        self._flush_by = min(self._flush_by, soon if isinstance(event, (*DEFERRED_EVENTS, *REPEATED)) else now)
+        due = time.monotonic() + (NOTE_SECONDS if isinstance(event, DEFERRED_EVENTS) else 0.0)
+        self._due = min(self._due, due) if self._lines else due
         self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
 
     def commit_due(self) -> None:
-        """Commit, unless there are only recent notes, and recent sections that are written."""
-        if time.monotonic() >= min(self._write_by, self._flush_by):
+        """Commit, unless all waiting lines are recent notes."""
+        if self._lines and time.monotonic() >= self._due:
             self.commit()
 
     def commit(self) -> None:
@@ -95,15 +87,13 @@ class Journal:
 
         Raises DiskError.
         """
-        flush = time.monotonic() >= self._flush_by
-        if not (self._lines or flush):
+        if not self._lines:
             return
         try:
-            append_flushed(self._descriptor, "".join(f"{line}\n" for line in self._lines).encode(), flush=flush)
+            append_flushed(self._descriptor, "".join(f"{line}\n" for line in self._lines).encode())
         except OSError as error:
             raise disk_refused(error, f"cannot write {self.path}") from error
         self._lines.clear()
-        self._write_by, self._flush_by = math.inf, math.inf if flush else self._flush_by
 
 
 def make_own_directory(directory: Path) -> None:
