@@ -1,4 +1,4 @@
-"""Files that people add to a run: what is wrong with one is in its answer, and costs the run nothing."""
+"""Tests that a bad study file added to a live run is refused with the reason and does not disturb the run."""
 
 import importlib
 import json
@@ -54,7 +54,7 @@ FILES = {
 
 
 def rehearsed(copies: dict[str, StudyCopy]) -> dict[str, RehearsalResult]:
-    """What processes found that read these, one after another."""
+    """Return the results of rehearsing these copies, in as many processes as it takes."""
     found: dict[str, RehearsalResult] = {}
     while left := {name: copy for name, copy in copies.items() if name not in found}:
         process = Rehearsal.start(left)
@@ -108,7 +108,7 @@ REFUSED = {
 
 
 def answers_of(run: Path) -> dict[str, str]:
-    """By the name of the file that was added, or the command."""
+    """Return the answers of a run by the path of the added file, or by the command."""
     lines = evidence.event_lines(run, "Answered")
     return {str(line["command"].get("study", line["command"]["command"])): line["answer"] for line in lines}
 
@@ -167,7 +167,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     assert not [line for line in evidence.event_lines(run, "MemberEnded") if line["status"] == "failed"]
     assert set(read_study(run)["members"]) == {"one", "two", "late"}
     living.equal_alone(studies.study(90, val=11, fleet=[*fleet, late]), run, "one", "two", "late")
-    # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
+    # The same command restores the added members from the copy of their file, which must match its recorded hash.
     (copy,) = (run / "commands").glob("*-good.py")
     text = copy.read_text()
     for change, found in ((lambda: copy.write_text(text + "\n"), "has changed since"), (copy.unlink, "is missing")):
@@ -237,7 +237,7 @@ def test_a_module_that_was_changed_since_the_run_began_is_not_taken_for_what_it_
     file, answers = tmp_path / "of_newcomers.py", list[str]()
     file.write_text("def turned(batch):\n    return batch\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "of_newcomers", sys)  # so that it is not there again after the test
+    monkeypatch.setitem(sys.modules, "of_newcomers", sys)  # so that the undo removes the module after the test
     monkeypatch.delitem(sys.modules, "of_newcomers")
     importlib.import_module("of_newcomers")
     monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""A changed study in the same directory: members that begin anew, that are left out or put back, and metrics that are added."""
+"""Tests of a changed study in the same directory: members that start over, are left out or put back, and metrics that are added."""
 
 import csv
 import json
@@ -43,14 +43,14 @@ def train(study: argosy.Study, directory: Path, **rest: Any) -> argosy.Report:
 
 
 def table(directory: Path) -> dict[str, Any]:
-    """What came out of each member."""
+    """Return the results of each member of the study in a run directory."""
     names = json.loads((directory / "study.json").read_text())["members"]
     return {name: evidence.results_of(directory, name) for name in names}
 
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the changed study makes of its members in a directory of its own."""
+    """Return the results of the changed study, trained in a new directory."""
     directory = tmp_path_factory.mktemp("wanted")
     train(asked(*CHANGED), directory)
     return table(directory)
@@ -77,13 +77,13 @@ def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> No
         "  under another name, it is a new member beside the existing ones",
         "  fresh=True (--fresh) trains everything again and keeps the old files in run.old-1, or with the next number.",
     ]
-    # Where the whole study is another one, members alone cannot begin anew.
+    # If the change is not confined to some members, starting those over is not offered.
     for other in (asked(*CHANGED, seed=3), asked(member("three"))):
         with pytest.raises(RunError) as told:
             train(other, run)
         assert "members.old" not in str(told.value)
         assert "Or start over: fresh=True (--fresh)" in str(told.value)
-    # Each way out is one.
+    # As suggested, the changed member joins the existing ones under another name.
     new = member("two-wide", hidden=24, batch_size=30)
     report = train(asked(*asked().members, new, epochs=1), run)
     assert {row.name for row in report.rows} == {"one", "two", "two-wide"}
@@ -109,7 +109,7 @@ def test_a_member_begins_anew_and_the_others_go_on(
     assert sections == list(range(EPOCHS))
     with (tmp_path / "members" / "two" / "metrics.csv").open() as file:
         assert len(list(csv.DictReader(file))) == EPOCHS
-    # The same command once more trains it once more; without the word nothing is left to do.
+    # The same command trains the member once more; without `fresh`, nothing is left to do.
     train(asked(*CHANGED), tmp_path, fresh=names)
     assert table(tmp_path) == wanted
     assert (tmp_path / "members.old" / "two-2").is_dir()
@@ -119,7 +119,7 @@ def test_a_member_begins_anew_and_the_others_go_on(
 
 
 class Killed(BaseException):
-    """In the place of a kill."""
+    """An exception that stands for a kill: no code catches it."""
 
 
 def kill(*_: Any, **__: Any) -> None:
@@ -129,14 +129,14 @@ def kill(*_: Any, **__: Any) -> None:
 def killing(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool] = lambda *_: True
 ) -> None:
-    """Die where this is called, with nothing done of it."""
+    """Make calls of `owner.name` die before they do anything, if `when` holds for their arguments."""
     before = getattr(owner, name)
 
     def dying(*values: Any, **rest: Any) -> Any:
         return kill() if when(*values) else before(*values, **rest)
 
     monkeypatch.setattr(owner, name, dying)
-    # A killed driver has no last word.
+    # A killed driver does not write the end of its run.
     monkeypatch.setattr(driver, "end_run", lambda *_, **__: None)
 
 
@@ -192,7 +192,7 @@ def test_names_that_cannot_begin_anew_are_refused(tmp_path: Path) -> None:
         RunError, match=r"the run has no member 'tow' \(did you mean 'two'\?\) to start over; choose one of one, two\."
     ):
         train(asked(*CHANGED), tmp_path, fresh=["tow"])
-    # What else has changed is refused as before.
+    # Any other change is still refused.
     with pytest.raises(RunError, match="seed: was 0, is now 1"):
         train(asked(*CHANGED, seed=1), tmp_path, fresh=["two"])
     with pytest.raises(RunError, match="member 'one', batch_size: was 20, is now 10"):
@@ -213,7 +213,7 @@ def test_a_whole_run_begins_anew_and_nothing_is_lost(tmp_path: Path, wanted: dic
         assert (tmp_path / "runs" / f"mine.old-{number}").is_dir()
     assert table(tmp_path / "runs" / "mine.old-1") == first
     argosy.load(tmp_path / "runs" / "mine.old-1", study=asked()).best().load()
-    # Killed when the old one had been moved, the same command has nothing to move.
+    # After a kill that left the old run moved away, the same command has nothing to move.
     (run).rename(tmp_path / "elsewhere")
     assert train(asked(*CHANGED), run, fresh=True).status == "done"
     assert not (tmp_path / "runs" / "mine.old-3").exists()
@@ -248,7 +248,7 @@ def test_a_member_that_is_left_out_stays_in_the_report_and_goes_on_when_it_is_pu
     assert report.best().name == "one"
     assert report.ensemble().names == ("one",)
     write_report(argosy.load(run), timeline(run))
-    # Under its name another member would mix with it.
+    # A different member under the same name would mix its results with those of the one that was left out.
     with pytest.raises(RunError, match=r"member 'two', model\.hidden: was 8, is now 24"):
         train(asked(*CHANGED), run)
     report = train(asked(), run)
@@ -311,7 +311,7 @@ def test_a_metric_can_be_added_later_and_nothing_is_trained_again(tmp_path: Path
     assert all(row["seconds"] and row["samples"] == "90" for row in rows)
     assert audit(run) == []
     write_report(argosy.load(run), timeline(run))
-    # Its code may not change, nor may it come back as another one: values of two would have one name.
+    # The code of a metric may not change, even after it was left out: one name would hold the values of two metrics.
     other = [member("one", metrics={**MORE, "share": other_share}), fleet[1]]
     with pytest.raises(RunError, match=r"member 'one', metrics\.share: was .*share, is now .*other_share"):
         train(asked(*other), run)

@@ -1,4 +1,4 @@
-"""Runs that are asked from beside them, by Python: the answers of the commands, and what they refuse."""
+"""Tests that Python code can attach to a live run and send it requests, with the same answers and refusals as the commands."""
 
 import threading
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from argosy.running.directory.audit import audit
 
 
 def study(there: Path | None = None) -> argosy.Study:
-    """Two members that take their time until there is a file."""
+    """Return a study of two members that train slowly until a file exists."""
     augment = None if there is None else partial(studies.dawdle_until, str(there))
     fleet = [studies.member(name, hidden=hidden, augment=augment) for name, hidden in (("one", 16), ("two", 8))]
     return studies.study(90, fleet=fleet, epochs=40)
@@ -29,7 +29,7 @@ def study(there: Path | None = None) -> argosy.Study:
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[tuple[AttachedRun, Path]]:
-    """A run that goes on in a thread, after its first section, and the file at which it goes on fast."""
+    """Yield a run that trains in a thread, after its first section, and the file that makes it fast."""
     reports: list[argosy.Report] = []
     hurry = folder / "hurry"
     call = partial(argosy.train, study(hurry), directory=folder / "run", launcher="inline", devices="cpu:1", quiet=True)

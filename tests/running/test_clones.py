@@ -1,4 +1,4 @@
-"""Members that people clone while a run goes on: with other numbers, from nothing or from where their source is."""
+"""Tests that members can be cloned in a live run with other hyper-parameters, from scratch or from the weights of their source."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ RATE = partial(SGD, lr=0.05, momentum=0.9)
 
 
 def study(sections: int = 1) -> argosy.Study:
-    """Two members, of which one is cloned."""
+    """Return a study of two members; the tests clone `one`."""
     fleet = [studies.member("one", optimizer=RATE), studies.member("two", hidden=8, batch_size=33)]
     return studies.study(90, fleet=fleet, epochs=EPOCHS, val=11, validations_per_epoch=sections)
 
@@ -40,7 +40,7 @@ def study(sections: int = 1) -> argosy.Study:
 def asking(
     monkeypatch: pytest.MonkeyPatch, run: Path, *commands: dict[str, Any], after: int = 2, also: Any = None
 ) -> None:
-    """Leave these in the run's folder, and another one, when its first member has ended so many sections."""
+    """Request these clones, and then the command `also`, once member `one` has ended `after` sections."""
     living.trusting(monkeypatch)
     left: list[str] = []
 
@@ -66,7 +66,7 @@ def answers(run: Path) -> dict[str, str]:
 
 
 def equal_to_its_source_until_then(asked: argosy.Study, run: Path, name: str, *, rate: float) -> None:
-    """A clone is what a plain loop makes of its source that changes the learning rate where the clone began."""
+    """Check that a clone equals its source trained by a plain loop that changes the learning rate where the clone began."""
     state = living.state_of(run).members[name]
     epochs = list(dict.fromkeys(row.stream_epoch for row in state.sections))
     assert state.inherited is not None
@@ -110,7 +110,7 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
     fleet = studies.study(90, fleet=[*asked.members, cold], epochs=EPOCHS, val=11, validations_per_epoch=sections)
     living.equal_alone(fleet, run, "one", "two", "cold")
     assert report.member("warm").hyperparameters["optimizer.lr"] == 0.2
-    # Killed at any moment after the answer, the same command ends with clones of the same kind.
+    # If the run is killed at any moment after the answer, the same command still ends with such clones.
     whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
     answered = max(number for number, line in enumerate(whole) if b'"Answered"' in line)
     monkeypatch.undo()
@@ -125,7 +125,7 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
 
 
 def test_a_warm_clone_is_worth_what_it_reached_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a rate that spoils its weights it is behind its source, with a rate and with best weights of its own, also after a kill."""
+    """A clone whose learning rate spoils its weights ranks behind its source and reports its own rate and best weights, even after a kill."""
     run, asked = tmp_path / "run", study()
     asking(monkeypatch, run, command("spoilt", warm=True, optimizer__lr=8.0), after=3)
     living.keep_all_files(monkeypatch)
@@ -158,7 +158,7 @@ def test_a_warm_clone_is_worth_what_it_reached_itself(tmp_path: Path, monkeypatc
 
 
 def test_a_clone_is_never_before_its_source_on_a_tie() -> None:
-    """Nor before a member that came earlier, while the run has not written its study anew."""
+    """A clone inherits the sections of its source but none of them as its best, so the source ranks first on a tie."""
     state = RunState()
     for name in ("one", "late"):
         ended = [row(name, epoch, 0.5, best=not epoch) for epoch in range(2)]
@@ -179,7 +179,7 @@ def test_a_clone_is_never_before_its_source_on_a_tie() -> None:
 
 
 def row(member: str, epoch: int, loss: float, *, best: bool) -> SectionEnded:
-    """A section that has ended."""
+    """Return the event of an ended section with this validation loss."""
     return SectionEnded(
         member=member,
         device="cpu:0",
@@ -199,7 +199,7 @@ def row(member: str, epoch: int, loss: float, *, best: bool) -> SectionEnded:
 
 
 def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
-    """In ``study.json``, whose order decides between equals."""
+    """The study that is read from a run lists added members last, because its order breaks ties."""
     asked = study()
     summary = summarized(asked)
     write_json(tmp_path / "study.json", summary)
@@ -251,7 +251,7 @@ def test_a_clone_of_who_is_at_its_end_is_done_though_nobody_trains_beside_whom_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, alone = tmp_path / "run", studies.member("one", optimizer=RATE)
-    # Another momentum is work of another kind, as far as can be told.
+    # A clone with another momentum may not do the same work as its source, so it has to be measured.
     asking(monkeypatch, run, command("warm", warm=True, optimizer__momentum=0.5))
     report = living.run(studies.study(90, fleet=[alone], epochs=3, val=11), run)
     assert answers(run) == {"warm": "added warm"}
@@ -298,12 +298,12 @@ def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def build(hidden: int, *sizes: int, act: str = "relu", bias: bool = True, norm: Any = None) -> Any:
-    """A factory of all kinds of parameters."""
+    """Return the arguments: a factory with positional, variadic and keyword parameters."""
     return hidden, sizes, act, bias, norm
 
 
 class Built:
-    """A factory that is a class."""
+    """A class that is used as a factory, with a positional-only parameter."""
 
     def __init__(self, hidden: int, /, depth: int = 2, *, act: str = "relu") -> None:
         self.hidden, self.depth, self.act = hidden, depth, act
@@ -408,7 +408,7 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
 
 @pytest.mark.tampers
 def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others train on; from nothing it is cloned all the same."""
+    """The warm clone is refused and the other members train on; a clone that starts from scratch needs no file."""
     living.trusting(monkeypatch)
     run, asked, left = tmp_path / "run", study(), list[str]()
     done = studies.member("done", optimizer=RATE, stop=argosy.MaxEpochs(1))
