@@ -1,4 +1,4 @@
-"""Slower code takes over from what a user's code, or torch, refuses to do together; an error of Argosy's own ends the run."""
+"""Tests that slower programs replace faster ones that user code or torch refuses, whereas Argosy's own errors end the run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,7 @@ replayable = replays.replayable
 
 
 def ours(words: str = "raise AssertionError('a bug')") -> Callable[..., Any]:
-    """A function in a file of Argosy."""
+    """Return a function with this body that seems to come from a file of Argosy."""
     names: dict[str, Any] = {}
     exec(compile(f"def broken(*_, **__):\n {words}", Path(argosy.__file__).with_name("broken.py"), "exec"), names)
     found: Callable[..., Any] = names["broken"]
@@ -51,18 +51,18 @@ def train(directory: Path, asked: argosy.Study, **settings: Any) -> argosy.Repor
 
 
 def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
-    """Programs of several, and compiled ones, are faster."""
+    """Make programs cheaper if they step several members or are not plain."""
     fusion_group.costs[fusion_group.now] = (1.0 if fusion_group.now.kind == "plain" else 0.1) / fusion_group.now.size
 
 
 BUGS = [f"{kind}('a bug')" for kind in ("AssertionError", "RuntimeError")]
-"""What is caught where members' code is called: any Exception, or what torch raises alone."""
+"""Errors like those that calls of members' code catch: any Exception in some places, only torch's RuntimeError in others."""
 
 
 def ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str, **how: Any
 ) -> None:
-    """Members are one program, in which this raises."""
+    """Check that an error raised in `owner.name` ends the run of members that prefer to be one program."""
     monkeypatch.setattr(FusionGroup, "note", as_one)
     monkeypatch.setattr(owner, name, ours(f"raise {error}"))
     with pytest.raises(Exception, match="a bug") as raised:
@@ -130,7 +130,7 @@ def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytes
 
 
 class Refuses(nn.Linear):
-    """Does what no vectorised code can."""
+    """A layer that calls `item`, which vmap cannot vectorise."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = super().forward(x)
@@ -170,5 +170,5 @@ def test_whose_an_error_is() -> None:
         with pytest.raises(type(error)) as found:
             reason_of(error)
         assert found.value is error
-    # The line that raised counts, wherever it was called from.
+    # What counts is the line that raised, wherever it was called from.
     assert reason_of(raised(partial(ours("_[0]()"), of_a_user))) == "AssertionError: a user's"

@@ -1,4 +1,4 @@
-"""Every process of a run is killed and stopped for real; the run goes on and its results are the faultless ones."""
+"""Tests that a run survives faults of its processes, disk and memory: after real kills and stops, its results are those without faults."""
 
 import contextlib
 import os
@@ -101,7 +101,7 @@ def test_a_trainer_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 
 class Hanging(studies.Vectors):
-    """Sample 17 takes for ever, once."""
+    """A dataset whose sample 17 hangs the first time it is read."""
 
     def __init__(self, flag: Path) -> None:
         super().__init__(120)
@@ -122,7 +122,7 @@ def test_a_feeder_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 
 class Forking(studies.Vectors):
-    """Once it is read a process is there that was stopped before it could tie itself to its parent."""
+    """A dataset whose first read forks a child that is stopped before it can arrange to die with its parent."""
 
     def __init__(self, length: int, pids: Path) -> None:
         super().__init__(length)
@@ -153,11 +153,11 @@ def test_a_child_of_a_worker_that_is_stopped_before_it_is_tied_does_not_stay(tmp
     report = argosy.train(study, directory=tmp_path / "run", devices="cpu:1", time_limit=100)
     assert [row.status for row in report.rows] == ["done"]
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(pids.read_text())).wait(10)  # raises where it stays
+        psutil.Process(int(pids.read_text())).wait(10)  # raises if the child is still alive
 
 
 class Crashing(studies.Vectors):
-    """Sample 17 ends its process."""
+    """A dataset whose sample 17 kills the process that reads it."""
 
     def __getitem__(self, index: int):
         if index == 17:
@@ -172,7 +172,7 @@ def test_a_sample_that_kills_every_loader_worker_is_named(tmp_path: Path) -> Non
 
 
 class Segfaulting(nn.Module):
-    """Ends its process in the third forward."""
+    """A network that kills its process in its seventh forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: s
 
 
 class Small(nn.Module):
-    """A fake device of so many rows: a larger (micro-)batch does not fit, nor any batch beside another such member."""
+    """A network on a simulated device that runs out of memory if a training (micro-)batch has more than `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -242,12 +242,12 @@ def test_batch_norm_gets_no_micro_batch_of_one(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Ends a run where it stands."""
+    """An exception that stands for a kill: no code catches it."""
 
 
 @dataclass
 class Scene:
-    """What happens to a member: its device has less memory from some step on, and its process is killed at another."""
+    """What happens to a member: the step at which its device loses memory, and the step at which its process is killed."""
 
     rows: int = 99
     shrinks_at: int = 0
@@ -256,11 +256,11 @@ class Scene:
 
 
 SCENE: ContextVar[Scene] = ContextVar("SCENE")
-"""The one that is played."""
+"""The scene of the current run."""
 
 
 def act(batch: Any) -> Any:
-    """An augmentation, which is called once a step."""
+    """Play the scene: an augmentation, because those are called once a step."""
     scene = SCENE.get()
     scene.steps += 1
     if scene.steps == scene.killed_at:
@@ -271,7 +271,7 @@ def act(batch: Any) -> Any:
 
 
 class Staged(nn.Module):
-    """On the device of the scene."""
+    """A network that runs out of memory if a training batch has more rows than the scene's device holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class Staged(nn.Module):
 
 
 def staged(directory: Path, scene: Scene) -> dict[str, Any]:
-    """What becomes of a member whose steps were divided in its second epoch, and how often they were."""
+    """Train a member in a scene and return its results and the numbers of micro-batches its steps were divided into."""
     SCENE.set(scene)
     fleet = [studies.member(batch_size=40, model=Staged, augment=act)]
     argosy.train(studies.study(160, fleet=fleet, epochs=4), directory=directory, launcher="inline")
@@ -294,7 +294,7 @@ def staged(directory: Path, scene: Scene) -> dict[str, Any]:
 
 @pytest.mark.parametrize("killed_at", [18, 20, 23])
 def test_divided_steps_are_those_of_a_run_that_goes_on(tmp_path: Path, killed_at: int) -> None:
-    """Though its device has room again: what was decided while it ran is in the journal, and decides."""
+    """A resumed member divides its steps as before although its device has room again, because the journal holds the decision."""
     whole = staged(tmp_path / "whole", Scene(shrinks_at=14))
     assert whole["divided"] == [2, 4]
     with pytest.raises(Killed):
@@ -303,7 +303,7 @@ def test_divided_steps_are_those_of_a_run_that_goes_on(tmp_path: Path, killed_at
 
 
 class Wide(nn.Module):
-    """Takes 8 MiB a row, on a device that has 256 MiB left."""
+    """A network that needs 8 MiB per row, in a process whose memory it limits to 256 MiB more than is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
     write_command(directory, {"command": "stop", "member": "nobody"})
     run.go_on()
     assert run.end() == 0, run.errors
-    # Each when it is true, whatever the order in which they were asked for.
+    # Each request is answered when it is done, in whatever order the requests came.
     answers = {
         line["command"].get("member", "late"): line["answer"] for line in run.lines() if line["event"] == "Answered"
     }
@@ -369,6 +369,6 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
     assert found["odd"]["decision"][0] == "stopped"
     assert found["late"]["decision"] == ("done", "2 epochs")
     assert audit(directory) == []
-    # The same command knows of the member that was added.
+    # The same command restores the member that was added.
     assert Run(directory, epochs=4).end() == 0
     assert evidence.results(directory) == found

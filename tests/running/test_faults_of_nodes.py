@@ -1,4 +1,4 @@
-"""What belongs to one node of several is killed and stopped for real; all nodes go on, with the faultless results."""
+"""Tests that all nodes of a run continue, with the results of a run without faults, after processes of one node are killed or stopped."""
 
 import signal
 import time
@@ -13,23 +13,23 @@ from argosy.running.launch import processes
 
 SHARED, LOCAL, AUTO = (TWO_NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
 EXCHANGES = {"node0/feeder-0/exchange", "node1/feeder-0/exchange"}
-"""Where an exchange dies, the one at the other end breaks, and either may be heard first."""
+"""Both exchange processes: if one dies, its peer breaks too, and either loss may be reported first."""
 
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Results of the same study on one node."""
+    """Return the results of the same study on one node, without faults."""
     return family.faultless(tmp_path_factory.mktemp("faultless"))
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for what is stopped."""
+    """Give up stopped processes after one second, so that the tests are short."""
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 1.0)
 
 
 def check(run: Run, faultless: dict[str, object]) -> list[str]:
-    """What every run must be like in the end; returns the workers that it lost."""
+    """Check what must hold at the end of every run, and return the workers that it lost."""
     assert run.end() == 0, run.errors
     assert run.left() == []
     assert evidence.results(run.directory) == faultless
@@ -53,7 +53,7 @@ def test_a_lost_feeder_is_replaced_and_named(
     assert f"{node}/feeder-0" in lost
     assert set(lost) <= {f"{node}/feeder-0", *EXCHANGES}
     (told,) = [line["at"] for line in run.lines() if line.get("worker") == f"{node}/feeder-0" and "detail" in line]
-    # Seen as it happens, or where it may be about to go on a little later; what only makes no progress is given `hang_seconds`.
+    # A death is seen at once, a stop after `STOPPED_SECONDS`; only a live process without progress gets `hang_seconds`.
     assert told - hurt < HANG_SECONDS / 2
 
 
@@ -68,7 +68,7 @@ def test_a_lost_exchange_is_replaced(
     victim.send_signal(number)
     run.go_on()
     lost = check(run, faultless)
-    # Counted once, whoever hears of it.
+    # The loss is counted once, whichever end reports it.
     assert len(lost) == 1
     assert set(lost) <= EXCHANGES
 

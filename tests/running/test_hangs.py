@@ -1,4 +1,4 @@
-"""Slow is not hung: processes that really hang are named with what they do, those that only take long are left alone."""
+"""Tests that hung processes are found and named with what they are doing, and that slow ones are left alone."""
 
 import os
 import signal
@@ -28,21 +28,21 @@ PATIENCE = 20.0
 
 
 def deadlock() -> None:
-    """Wait for a lock that this thread holds."""
+    """Wait forever for a lock that this thread already holds."""
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
 def burn(seconds: float) -> None:
-    """Use CPU time and say nothing."""
+    """Use CPU time without a heartbeat."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         sum(range(1000))
 
 
 class Data17(studies.Vectors):
-    """Sample 17 does something else."""
+    """A dataset that calls `at_17` before it returns sample 17."""
 
     def __init__(self, at_17: Callable[[], None]) -> None:
         super().__init__(120)
@@ -55,7 +55,7 @@ class Data17(studies.Vectors):
 
 
 class Lists(studies.Vectors):
-    """Gives whole lists, but the one with sample 17 never."""
+    """A dataset that is read by lists of samples and hangs on a list that contains sample 17."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(float(index))
@@ -69,9 +69,9 @@ class Lists(studies.Vectors):
 def watch(
     heartbeats: Mapping[str, tuple[Heartbeat, int]], wanted: Collection[str], at_least: float = 0.0
 ) -> dict[str, tuple[str, float]]:
-    """What the driver finds of processes that it looks at for a while, and until the wanted ones hang.
+    """Observe processes as the driver does, for `at_least` seconds and until all `wanted` ones hang or patience ends.
 
-    By name: what each hangs in, and how long.
+    Returns, by name, what each hung process was doing and for how many seconds.
     """
     hangs, found, began = Hangs(SECONDS), dict[str, tuple[str, float]](), time.monotonic()
     while (seconds := time.monotonic() - began) < PATIENCE and (seconds < at_least or not found.keys() >= {*wanted}):
@@ -84,11 +84,11 @@ def watch(
 
 
 def alive(life: Callable[[Heartbeat], None]) -> tuple[Heartbeat, int]:
-    """A child with this life, and its heartbeat."""
+    """Fork a child that runs `life`; return its heartbeat and process id."""
     heartbeat, descriptor = Heartbeat.create()
     child = os.fork()
     if child == 0:
-        # Whatever it raises, it must not go on as a second pytest.
+        # Whatever `life` raises, the child must not continue as a second pytest.
         try:
             life(Heartbeat.open(descriptor))
         except BaseException:
@@ -106,17 +106,17 @@ def fill(source: Any, indices: list[int]) -> None:
 
 
 def opening(dataset: Any) -> Callable[[Heartbeat], None]:
-    """Open this data."""
+    """Return the life of a process that opens this dataset."""
     return lambda heartbeat: open_sources(Data(train=dataset), seed=0, heartbeat=heartbeat) and None
 
 
 def preparing(dataset: Any, indices: list[int]) -> Callable[[Heartbeat], None]:
-    """Prepare these samples in the feeder itself."""
+    """Return the life of a feeder that prepares these samples itself."""
     return lambda heartbeat: fill(open_sources(Data(train=dataset), seed=0, heartbeat=heartbeat)["train"], indices)
 
 
 def user_code(doing: str, code: Callable[[], None]) -> Callable[[Heartbeat], None]:
-    """A factory, a first step, a measurement: nobody can beat in there."""
+    """Return the life of a process in opaque code, such as a factory or a measurement, which cannot beat."""
 
     def life(heartbeat: Heartbeat) -> None:
         with heartbeat.busy(doing, opaque=True):
@@ -126,14 +126,14 @@ def user_code(doing: str, code: Callable[[], None]) -> Callable[[Heartbeat], Non
 
 
 class First(Data17):
-    """Its first sample never comes."""
+    """A dataset that hangs on every sample, so that it already hangs on its first one, while it is opened."""
 
     def __getitem__(self, index: int) -> Any:
         deadlock()
 
 
 def slow_samples(heartbeat: Heartbeat) -> None:
-    """Samples of half the time that a hang takes, in the opening as well."""
+    """Open and prepare samples that each take half the time that counts as a hang."""
     preparing(Slow(120), list(range(8)))(heartbeat)
 
 
@@ -144,14 +144,14 @@ class Slow(studies.Vectors):
 
 
 def idle(heartbeat: Heartbeat) -> None:
-    """Nothing to do."""
+    """Finish some work, then have nothing to do."""
     with heartbeat.busy("something"):
         pass
     time.sleep(100)
 
 
 def copying(heartbeat: Heartbeat) -> None:
-    """Read a file, slowly."""
+    """Read a file slowly in opaque code."""
     with heartbeat.busy("opening the data", opaque=True), Path("/dev/zero").open("rb") as file:
         while True:
             file.read(2**20)
@@ -166,7 +166,7 @@ HANGING: dict[str, tuple[Callable[[Heartbeat], None], str]] = {
     "samples": (preparing(Lists(120), [5, 17, 3]), "preparing 3 samples of train from 5 on"),
     "factory": (user_code("building member 'x'", deadlock), "building member 'x'"),
     "measurement": (user_code("measuring member 'x'", lambda: time.sleep(100)), "measuring member 'x'"),
-    # No code of ours knows when an endless loop ends, but a sample is no place for one.
+    # CPU time is progress only in opaque code; a sample in an endless loop hangs.
     "endless sample": (preparing(Data17(lambda: burn(100)), [3, 17, 5]), "preparing sample 17 of train"),
 }
 SLOW: dict[str, Callable[[Heartbeat], None]] = {
@@ -201,7 +201,7 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
     try:
         found = watch({"sample": (heartbeat, os.getpid())}, ["sample"])
         assert found["sample"][0] == "preparing sample 17 of train"
-        # The feeder looks no different.
+        # Only the sign of the hung loader is busy, not that of the feeder.
         assert [sign.busy for sign in heartbeat.read()] == [False, False, True]
         os.kill(loaders[1].pid, signal.SIGKILL)
         assert loaders[1].take() is None
@@ -220,7 +220,7 @@ def never() -> float:
 
 
 def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
-    """It was suspended, and all workers with it."""
+    """The driver may have been suspended, together with all workers."""
     hangs = Hangs(100.0)
     for now in (0.0, 1000.0, 2000.0, 3000.0):
         hangs.observe(now, "worker", [sign()], never)

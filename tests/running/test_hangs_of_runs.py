@@ -1,4 +1,4 @@
-"""Hangs in a whole run, each where only a person's own code is; and a run that is slow everywhere."""
+"""Tests that a run recovers from hangs in every place that calls user code, and that slow user code is not killed."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ from argosy.running.watch.view import Silent
 
 
 def hang_once(flag: Path) -> None:
-    """Wait for a lock that this thread holds, the first time."""
+    """Wait forever for a lock that this thread already holds, unless the flag file exists from an earlier call."""
     if not flag.exists():
         flag.touch()
         lock = threading.Lock()
@@ -26,7 +26,7 @@ def hang_once(flag: Path) -> None:
 
 
 class Hanging(studies.Vectors):
-    """Sample 17 hangs once."""
+    """A dataset whose sample 17 hangs once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(60)
@@ -39,19 +39,19 @@ class Hanging(studies.Vectors):
 
 
 def open_data(folder: Path) -> Hanging:
-    """Data that take for ever to open, once."""
+    """Return the dataset: a factory that hangs once."""
     hang_once(folder / "data")
     return Hanging(folder)
 
 
 def network(folder: Path) -> studies.Mlp:
-    """A network that takes for ever to build, once."""
+    """Return the network: a factory that hangs once."""
     hang_once(folder / "network")
     return studies.Mlp()
 
 
 def augment(folder: Path, batch: Any) -> Any:
-    """Hangs once while it is measured, and once when it trains."""
+    """Return the batch: an augmentation that hangs once while its member is measured and once while it trains."""
     hang_once(folder / ("step" if (folder / "run" / "members" / "hangs").exists() else "measurement"))
     return batch
 
@@ -70,7 +70,7 @@ def test_every_hang_of_a_run_is_named_and_passes(tmp_path: Path) -> None:
     assert {row.status for row in report.rows} == {"done"}
     details = [line["detail"] for line in evidence.event_lines(run, "WorkerLost")]
     assert all(detail.startswith("no progress for 2 s while ") for detail in details)
-    # A sample and a network may hang at the same time.
+    # Sorted, because a sample and a network may hang at the same time.
     assert sorted(detail.partition(" while ")[2] for detail in details) == [
         "building member 'hangs'",
         "measuring member 'hangs'",
@@ -81,21 +81,21 @@ def test_every_hang_of_a_run_is_named_and_passes(tmp_path: Path) -> None:
 
 
 class Endless(studies.Mlp):
-    """Computes for ever when it is to be saved while a flag is there: it makes progress, as far as a clock can tell."""
+    """A network whose saving computes as long as a flag file exists: it uses CPU time, so it does not look hung."""
 
     def __init__(self, flag: Path) -> None:
         super().__init__()
         self.flag = flag
 
     def state_dict(self, *arguments: Any, **rest: Any) -> Any:
-        """Of weights that somebody waits for."""
+        """Return the weights once the flag file is gone."""
         while self.flag.exists():
             sum(range(10**6))
         return super().state_dict(*arguments, **rest)
 
 
 class Interrupts(Silent):
-    """A person who ends the run as soon as a member is assigned: nothing of it has been saved yet, so that leaving has to."""
+    """A view that interrupts the run once a member starts: nothing of it is saved yet, so its trainer must save it before the run ends."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -109,7 +109,7 @@ class Interrupts(Silent):
 
 def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
     flag, run = tmp_path / "flag", tmp_path / "run"
-    # A section of twenty seconds: it cannot end, and be saved, before the driver has heard.
+    # The section takes twenty seconds, so it cannot end and be saved before the driver is interrupted.
     slow = studies.member(model=partial(Endless, flag), augment=studies.dawdle)
     study = studies.study(length=20_000, fleet=[slow], epochs=1)
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -124,7 +124,7 @@ def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
 
 
 class Slow(studies.Vectors):
-    """A sample takes 0.3 s."""
+    """A dataset whose samples take 0.3 s each."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.3)
@@ -132,7 +132,7 @@ class Slow(studies.Vectors):
 
 
 def slowly(batch: Any) -> Any:
-    """A step takes half a second."""
+    """Return the batch: an augmentation that makes a step take half a second."""
     time.sleep(0.5)
     return batch
 
