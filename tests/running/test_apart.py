@@ -1,4 +1,4 @@
-"""A view in a thread of its own: broken, slow or stuck, it costs the run nothing, and what it sees is whole."""
+"""Tests that a slow or stuck view in its own thread does not disturb the run, and that it sees a state that matches its events."""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ PAIR = [studies.member("one"), studies.member("two", hidden=8)]
 
 
 class Stuck(Silent):
-    """A view that comes back when it is let, as a terminal that somebody has stopped."""
+    """A view whose `tick` blocks until the barrier is set, like output to a stopped terminal."""
 
     def __init__(self) -> None:
         self.barrier = threading.Event()
@@ -42,14 +42,14 @@ class Stuck(Silent):
 
 @pytest.fixture
 def stuck() -> Iterator[Stuck]:
-    """One that is let go at the end."""
+    """Yield a stuck view, and release it after the test."""
     view = Stuck()
     yield view
     view.barrier.set()
 
 
 def train(directory: Path, view: Any) -> argosy.Report:
-    """A small run in this process."""
+    """Train two members in this process and return the report."""
     study = studies.study(90, fleet=PAIR, epochs=3)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", view=view)
 

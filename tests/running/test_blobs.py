@@ -1,4 +1,4 @@
-"""What travels to workers: arrays and tensors are there once for all of them, files travel by name, handles not at all."""
+"""Tests of what is sent to workers: they share one copy of arrays and tensors, files are sent by name, and open handles are refused."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def test_arrays_and_tensors_arrive_as_they_were() -> None:
 def test_a_module_that_was_loaded_from_a_path_travels_with_its_classes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the script of a process that multiprocessing has spawned, and a module of tests as pytest may import it."""
+    """This includes the script of a process spawned by multiprocessing, and test modules as pytest may import them."""
     (tmp_path / "settings.py").write_text("class Net: width = 3\n")
     spec = spec_from_file_location(name, tmp_path / "settings.py")
     assert spec is not None
@@ -121,7 +121,7 @@ def linked_elsewhere(path: Path) -> None:
 @pytest.mark.parametrize("happens", [replaced, deleted, linked_elsewhere, rewritten])
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_a_map_whose_file_is_another_one_travels_with_its_own_numbers(happens: Any, mode: Any, tmp_path: Path) -> None:
-    """Those of the object that was given, whole, in part, wrapped by torch or as an attribute; in place they are the file's."""
+    """The values of the given map arrive, whole, in part, copied or as an attribute; after a rewrite in place these are the file's."""
     path = tmp_path / "x.npy"
     np.save(path, np.arange(10_000.0).reshape(1000, 10))
     whole = np.load(path, mmap_mode=mode)
@@ -157,7 +157,7 @@ def test_a_map_whose_file_was_cut_is_refused_where_its_numbers_would_be_read(tmp
 
 
 class Rows(Dataset[Any]):
-    """Samples that lie in memory."""
+    """A dataset whose samples are views of an array."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -170,7 +170,7 @@ class Rows(Dataset[Any]):
 
 
 class Copied(Rows):
-    """Samples that may be written to."""
+    """A dataset whose samples are copies, because a read-only map gives no writable views."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(self.x[index]), index % 10
@@ -178,7 +178,7 @@ class Copied(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Happens:
-    """A metric that does something to a file when the run is in its second epoch."""
+    """A metric that calls `what` on a file in the second epoch of the run."""
 
     what: Any
     path: Path
@@ -218,7 +218,7 @@ def test_a_file_that_changes_while_the_run_goes_on_ends_it(
 
 
 class Held(Dataset[Any]):
-    """Holds something that only this process can use."""
+    """A dataset with a nested attribute that only this process can use."""
 
     def __init__(self, held: Any) -> None:
         self.held = SimpleNamespace(deep=[held])
@@ -242,7 +242,7 @@ def test_data_that_hold_files_or_connections_are_refused_with_the_way_out(tmp_pa
 
 
 class Glance(nn.Module):
-    """Sees the first bytes of a sample."""
+    """A network that uses only the first 12 bytes of each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Glance(nn.Module):
 
 
 def weigh(path: Path, output: Tensor, target: Tensor) -> Tensor:
-    """Note the data that the processes of the run hold, in MB: blobs, copies of them, what a feeder has of that size."""
+    """Write down how many MB of data the run's processes hold: blobs, copies of them, and large allocations outside trainers."""
     blobs, copies = {}, 0.0
     for process in psutil.Process().parent().children(recursive=True):
         for opened in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -282,7 +282,7 @@ def test_data_in_memory_are_there_once_beside_the_caller_s_own(tmp_path: Path) -
 
 
 def test_what_is_refused_leaves_no_copy_of_the_data_behind(tmp_path: Path) -> None:
-    """In a notebook each try would keep another one."""
+    """Otherwise every attempt in a notebook would keep another copy."""
     lock = threading.Lock()
     data = argosy.Data(arrays=(torch.zeros(4, 3),), on_device=lambda batch: batch if lock else None)
     job = Job(study=studies.study(data=data), settings=Settings(), directory=tmp_path, lock=-1)
@@ -293,7 +293,7 @@ def test_what_is_refused_leaves_no_copy_of_the_data_behind(tmp_path: Path) -> No
 
 
 class Index:
-    """Reads what belongs to it when it is unpacked, from a file that was cut."""
+    """An object that reads a truncated file when it is unpickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": os.devnull}

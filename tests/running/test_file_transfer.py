@@ -1,4 +1,4 @@
-"""Files travel whole, in their place among the words, a piece at a time; a node that is silent or gone is so once."""
+"""Tests that files reach other nodes whole, in pieces and in order with messages, and that a lost node is reported once."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ from argosy.stream.wire import Peer
 
 
 def drained(outbox: Outbox, there: Peer) -> list[Any]:
-    """All that arrives of what was put into an outbox."""
+    """Send all that an outbox holds, and return what arrives."""
     heard = []
     while outbox.unsent:
         outbox.flush()
@@ -84,12 +84,12 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def saved(epoch: int) -> Checkpoint:
-    """The file of an epoch's end."""
+    """Return the checkpoint that ends an epoch."""
     return Checkpoint(file=f"e{epoch:04d}-s0000000.pt", sha256="", epoch=epoch, section=0, position=0)
 
 
 def node(tmp_path: Path) -> tuple[RemoteNode, Peer]:
-    """One that does not see the run directory, and its agent's end; the test is the agent."""
+    """Return a node that does not see the run directory, and the connection on which the test plays its agent."""
     here, there = Peer.pair()
     place = RemoteNode("node1", "host-1", here, tmp_path)
     place.send_blobs({}, "mark")
@@ -105,7 +105,7 @@ def test_reports_come_behind_their_files_and_the_newest_two_stay(tmp_path: Path)
     place.start("node1/cpu:0", "trainer")
     start = StartMember(member="a", epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=())
     place.send("node1/cpu:0", Assign(assignment=1, start=(start,)))
-    assert there.receive() == []  # kept until the next round
+    assert there.receive() == []  # held back until the next round
     place.flush_commands()
     assert [type(word) for word in there.receive()] == [StartWorker, WorkerCommand]
     folder = tmp_path / "members" / "a"
@@ -185,7 +185,7 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
 
 
 def test_an_agent_goes_home_where_the_run_is_over_before_it_was_given_anything(tmp_path: Path) -> None:
-    """As a directory is whose run has ended, or that holds another study's."""
+    """This happens if the run in the directory has already ended or belongs to another study."""
     here, there = Peer.pair()
     here.send(FilePiece(f"{BLOBS}/trainer", b"half", last=False))
     here.send(EndWorkers())

@@ -1,4 +1,4 @@
-"""Runs whose members span devices: they become what they are alone, also where they move, and where ranks are lost."""
+"""Tests that members split over several devices get the results they get alone, even if they move or lose ranks."""
 
 import gc
 import os
@@ -30,13 +30,13 @@ devices = late.devices
 
 
 def first(name: str, asked: int) -> Mapping[int, float]:
-    """Groups that overlap, with whole members beside them."""
+    """Return the shares of a member by device: two groups that overlap, and whole members on device 0."""
     del asked
     return {"wide": {0: 0.2, 1: 0.3, 2: 0.5}, "pair": {2: 0.6, 1: 0.4}}.get(name, {0: 1.0})
 
 
 def moving(name: str, asked: int) -> Mapping[int, float]:
-    """Every time elsewhere, split and whole in turn."""
+    """Return shares on other devices each time the policy is asked, so that members move and are whole or split in turn."""
     wide = ({0: 0.2, 1: 0.3, 2: 0.5}, {1: 0.9, 0: 0.1}, {2: 1.0})
     pair = ({1: 1.0}, {0: 0.5, 1: 0.25, 2: 0.25}, {1: 0.4, 0: 0.6})
     found = {"wide": wide, "pair": pair}.get(name, ({0: 1.0}, {2: 1.0}, {1: 1.0}))
@@ -82,7 +82,7 @@ def test_devices_that_are_no_cpus_add_up_in_memory_of_the_host(
 
 def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
-        """The more members in a program, the better."""
+        """Make programs cheaper the more members they step."""
         if samples:
             fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
 
@@ -187,7 +187,7 @@ def test_a_member_that_raises_on_one_rank_ends_on_all_and_nobody_else_does(
 
 
 def is_cut_once(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy during which the groups of one device break, once."""
+    """Cross-entropy that once breaks the groups of the device whose share of the batch is three samples."""
     calls[0] += output.requires_grad
     if calls[0] == 61 and len(output) == 3:
         for group in (found for found in gc.get_objects() if isinstance(found, Group)):
@@ -208,14 +208,14 @@ def test_a_group_that_breaks_though_nobody_is_lost_is_formed_again(
 
 
 class Never:
-    """What torch says of a sum that is not there."""
+    """Stands for torch's handle of a sum that never completes."""
 
     def is_completed(self) -> bool:
         return False
 
 
 def is_never_begun(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy after which one device, once, only believes that it begins what it adds up."""
+    """Cross-entropy after which one device only seems to begin its sums, until its group is formed again."""
     calls[0] += output.requires_grad
     if calls[0] == 61 and len(output) == 3:
         for group in [found for found in gc.get_objects() if isinstance(found, Group)]:
@@ -239,7 +239,7 @@ def test_a_sum_that_one_rank_never_begins_is_named_and_begun_again(
 
 
 def across(name: str, asked: int) -> Mapping[int, float]:
-    """Two members on both nodes, in shares that change, the others on one node or the other."""
+    """Return shares that split two members over both nodes, differently each time, and keep the others on one node."""
     shares = {"wide": (0.3, 0.9, 0.5), "pair": (0.6, 0.2, 0.4)}.get(name)
     if shares is None:
         return {len(name) % 2: 1.0}
