@@ -1,4 +1,4 @@
-"""The doctor of a job's nodes: two trees of processes, of which one is unlike the other, or cannot be reached."""
+"""Tests that `argosy doctor --cluster` finds nodes that differ or cannot be reached; two process trees act as nodes."""
 
 import json
 import tempfile
@@ -25,7 +25,7 @@ Faults = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a node is not found ill for that."""
+    """Relax all time and bandwidth limits, so that no node fails because the test machine is slow."""
     for limit in ("JOIN_SECONDS", "CALL_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
         monkeypatch.setattr(cluster_doctor, limit, 200.0)
     monkeypatch.setattr(listener, "PATIENCE_SECONDS", 200.0)
@@ -33,13 +33,13 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_mpirun(rank: int) -> dict[str, str]:
-    """Variables of one process of two, each on a node of its own."""
+    """Return the environment that mpirun gives one of two processes, each on its own node."""
     each = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in each.items()}
 
 
 def start(rank: int, folder: Path, out: int, *, samples: int, faults: Faults) -> forked.Forked:
-    """A node of the job, in a folder of its own."""
+    """Start the doctor as one node of the job, in a folder of its own."""
     folder.mkdir()
     (folder / "study.py").write_text(STUDY.format(samples=samples))
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ def start(rank: int, folder: Path, out: int, *, samples: int, faults: Faults) ->
 
 
 def two_nodes(folder: Path, *, samples: int = 40, faults: Faults = lambda patch: None) -> tuple[int, dict[str, Any]]:
-    """The exit code of rank 0 and its checks by name, where these faults are rank 1's."""
+    """Return the exit code of rank 0 and its checks by name; `samples` and `faults` apply to rank 1."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as nothing:
         second = start(1, folder / "1", nothing.fileno(), samples=samples, faults=faults)
         first = start(0, folder / "0", said.fileno(), samples=40, faults=lambda patch: None)
@@ -80,7 +80,7 @@ def test_nodes_that_are_alike_are_well(tmp_path: Path, sealed: bool, monkeypatch
 
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
-    """Another torch, and a clock that is ahead."""
+    """Give a node another version of torch and a clock that is ten minutes ahead."""
     versions = cluster_doctor.versions() | {"torch": "2.9.1"}
     patch.setattr(cluster_doctor, "versions", lambda: versions)
     patch.setattr(cluster_doctor, "_now", lambda: time.time() + 600.0)
@@ -101,7 +101,7 @@ def test_nodes_that_are_unlike_are_told_what_makes_them_alike(tmp_path: Path) ->
 
 
 def hidden(patch: pytest.MonkeyPatch) -> None:
-    """Its port lets nobody in."""
+    """Close a node's listening port, so that no other node can reach it."""
     told = cluster_doctor._Desk.here
 
     def here(desk: Any, rank: int, address: str) -> NodeInfo:

@@ -1,4 +1,4 @@
-"""Plans know the rates that earlier runs have seen."""
+"""Tests of the costs that plans use: measured, taken over between members that do the same work, or observed in earlier runs."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def profile(measured: Measured = MEASURED):
 def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     member = studies.member()
-    ObservedRates().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s were seen, 100 measured
+    ObservedRates().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s observed, 100 measured
     assert ObservedRates().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((75.0,))
     ObservedRates().remember(ObservedRates().refresh(profile(), member, MEASURED), member, MEASURED, ENDED)
     assert ObservedRates().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((62.5,))
@@ -117,7 +117,7 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
 
 
 class Own(nn.MSELoss):
-    """Of a user, who may count in it."""
+    """A user's loss, which may keep state, so two instances may not do the same work."""
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other
 
 
 def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered() -> None:
-    """The load of the device is then what was measured of the program, not a sum of what members cost alone."""
+    """The device's load is then what was measured for the program, not the sum of what its members cost alone."""
     fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
     study, measuring = studies.study(fleet=fleet), CostTable(device_kind="cpu")
     measuring.request_costs(fleet)
@@ -182,7 +182,7 @@ def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered
 
 
 def test_plans_know_members_by_the_samples_of_the_stream_of_which_a_fold_makes_a_part() -> None:
-    """A fold of three quarters is through an epoch in three quarters of the time."""
+    """A fold of three quarters of the samples ends an epoch in three quarters of the time."""
     fleet = [
         studies.member("all", lr=0.1),
         studies.member("fold", lr=0.2, subset=range(30, 120)),
@@ -195,7 +195,7 @@ def test_plans_know_members_by_the_samples_of_the_stream_of_which_a_fold_makes_a
     one, fold, twice = measuring.profiles(["all", "fold", "twice"], study)
     assert fold.samples_per_second == pytest.approx(tuple(rate / 0.75 for rate in one.samples_per_second))
     assert (one.rate(1), fold.rate(1), twice.rate(1)) == pytest.approx((100.0, 100.0 / 0.75, 50.0))
-    # Its own 90 samples took 1.8 s, as those of the stream did.
+    # Its own 90 samples took 1.8 s, in which 120 samples of the stream passed.
     ended = replace(ENDED, member="fold", samples=90, seconds=1.8)
     measuring.update_rate(ended, RunState.of([ended]).member("fold"))
     assert [p.rate(1) for p in measuring.profiles(["all", "fold"], study)] == pytest.approx([50.0, 120 / 1.8])

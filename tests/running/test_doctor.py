@@ -1,4 +1,4 @@
-"""The doctor's judgements, and faults that are caused for real: it must say them, and what fixes them."""
+"""Tests that `argosy doctor` judges a machine correctly, and reports real faults together with what fixes them."""
 
 import errno
 import json
@@ -21,13 +21,13 @@ GIB = 2**30
 
 
 def command(folder: Path, *words: str, limit: tuple[int, int] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``argosy doctor``, with RLIMIT_NOFILE of soft and hard `limit`."""
+    """Run ``argosy doctor`` with `limit` as the soft and hard RLIMIT_NOFILE."""
     first = partial(resource.setrlimit, resource.RLIMIT_NOFILE, limit or resource.getrlimit(resource.RLIMIT_NOFILE))
     return forked.command(folder, ["doctor", *words], first=first)
 
 
 def fresh_command(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The same with ``--json`` in an interpreter of its own."""
+    """Run ``argosy doctor --json`` in a new interpreter."""
     words = [sys.executable, "-W", "error", "-m", "argosy", "doctor", "--json"]
     return subprocess.run(
         words, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, check=False
@@ -61,7 +61,7 @@ def test_too_few_open_files_are_told_and_the_command_that_mends_them_does(tmp_pa
 
 
 def test_a_folder_without_room(tmp_path: Path) -> None:
-    # It has no room, for root neither.
+    # Not even root can create a folder in /proc.
     check = checks_of(command(tmp_path, "--json", "--dir", "/proc/runs"))["disk"]
     assert not check["ok"]
     assert "--dir" in check["fix"]

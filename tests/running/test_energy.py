@@ -1,4 +1,4 @@
-"""The meter adds up what counters counted, over their wraps and gaps."""
+"""Tests that the meter adds up energy counters correctly when they wrap or cannot be read for a while."""
 
 import ctypes
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_counters_wrap_and_may_fall_silent() -> None:
 
 
 def zone(powercap: Path, number: str, name: str, energy: str = "0\n") -> Path:
-    """One of the folders that the kernel has for what counts energy (Documentation/ABI/testing/sysfs-class-powercap)."""
+    """Create a folder like the kernel's for an energy counter (Documentation/ABI/testing/sysfs-class-powercap); return its counter file."""
     made = powercap / f"intel-rapl:{number}"
     made.mkdir()
     (made / "name").write_text(f"{name}\n")
@@ -40,11 +40,11 @@ def test_every_package_is_found_that_may_be_read(tmp_path: Path) -> None:
     first = zone(tmp_path, "0", "package-0", "5000000\n")
     eleventh = zone(tmp_path, "10", "package-1-die-4", "9000000\n")
     zone(tmp_path, "1", "package-1", "")
-    # What only root may read is a folder here, which nobody can read as a file.
+    # A folder stands for a counter that only root may read: not even root can read it as a file.
     forbidden = zone(tmp_path, "2", "package-2")
     forbidden.unlink()
     forbidden.mkdir()
-    # Parts of a package, the platform that has all of them in it, and the same package by another way.
+    # These would count twice: a part of a package, the platform with all packages, and a package by another interface.
     others = [zone(tmp_path, "0:0", "core"), zone(tmp_path, "11", "psys")]
     (tmp_path / "intel-rapl-mmio:0").mkdir()
     meter = Meter.here(gpus=False, powercap=tmp_path)
@@ -61,23 +61,23 @@ def test_a_machine_that_tells_nothing_has_no_joules(tmp_path: Path) -> None:
 
 
 class Library:
-    """NVML as it answers (nvml.h): 0 is success; of three GPUs the second one is too old to count energy."""
+    """A stand-in for NVML (nvml.h) with three GPUs, of which the second is too old to count energy; 0 means success."""
 
     def __init__(self) -> None:
         self.millijoules = {1: 1_000, 3: 5_500}
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802  # as NVML calls it
+    def nvmlInit_v2(self) -> int:  # noqa: N802  # NVML's name
         return 0
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802  # as NVML calls it
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802  # NVML's name
         count._obj.value = 3
         return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:  # noqa: N802  # as NVML calls it
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:  # noqa: N802  # NVML's name
         device._obj.value = number + 1
         return 0
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, energy: Any) -> int:  # noqa: N802  # as NVML calls it
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, energy: Any) -> int:  # noqa: N802  # NVML's name
         if device.value not in self.millijoules:
             return 3
         energy._obj.value = self.millijoules[device.value]

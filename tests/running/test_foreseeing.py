@@ -1,4 +1,4 @@
-"""A run that knows how far everybody trains chooses its planner by that, once."""
+"""Tests that a run chooses its planning policy once, by the epochs that its members surely train, and that plans match runs."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from argosy.settings import Settings
 
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
 def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds: float, policy: str) -> None:
-    # Together 4 epochs of 20 s and 4 of 10; apart 80 s, which is longer where each stream takes a core of what trains.
+    # Together: 4 epochs of 20 s and 4 of 10 s. Apart: 80 s, or more if preparing each stream takes a core from training.
     launching = Planner(
         cluster=Cluster.parse("1x2x80GB", kind="cpu", cores=2),
         policy_name="balanced",
@@ -85,7 +85,7 @@ def test_a_plan_knows_whether_a_run_would_split(
 
 
 def test_a_policy_that_starts_one_flotilla_at_a_time_is_asked_until_all_devices_train(tmp_path: Path) -> None:
-    # Rates are further apart than FLEET's 20 samples/s: each flotilla has one member, on one device.
+    # The rates differ by more than FLEET's 20 samples/s, so each flotilla has one member, on one device.
     fleet = [studies.member(name, hidden=hidden) for name, hidden in (("a", 4), ("b", 300), ("c", 600))]
     argosy.train(
         studies.study(fleet=fleet), directory=tmp_path, launcher="inline", devices="cpu:2", policy="fleet-local"

@@ -1,4 +1,4 @@
-"""The command that checks everything on a GPU runs without one, in small: on CPUs, and on devices that behave like GPUs."""
+"""Tests that benchmarks/gpu_all.py also runs without a GPU: on CPUs, and on simulated devices that behave like GPUs."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ devices = late.devices
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The command, as a module."""
+    """Import the command as a module."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     return importlib.import_module(SCRIPT.stem)
 
