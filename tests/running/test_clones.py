@@ -251,7 +251,7 @@ def test_a_clone_of_who_is_at_its_end_is_done_though_nobody_trains_beside_whom_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, alone = tmp_path / "run", studies.member("one", optimizer=RATE)
-    # A clone with another momentum may not do the same work as its source, so it has to be measured.
+    # A clone with another momentum might not do the same work as its source, so it has to be measured.
     asking(monkeypatch, run, command("warm", warm=True, optimizer__momentum=0.5))
     report = living.run(studies.study(90, fleet=[alone], epochs=3, val=11), run)
     assert answers(run) == {"warm": "added warm"}

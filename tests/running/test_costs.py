@@ -117,7 +117,7 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
 
 
 class Own(nn.MSELoss):
-    """A user's loss, which may keep state, so two instances may not do the same work."""
+    """A user's loss, which may keep state, so two instances might not do the same work."""
 
 
 @pytest.mark.parametrize(
