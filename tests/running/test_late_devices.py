@@ -1,4 +1,4 @@
-"""Runs on devices that are none: what a GPU does to a study must not show in its results. See `late`."""
+"""Tests runs on simulated accelerators (see `late`): no peculiarity of a GPU may change a study's results."""
 
 import gc
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def test_results_are_those_of_a_cpu(tmp_path: Path) -> None:
 
 
 def test_memory_is_measured_where_the_device_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd's own count knows nothing of what a step takes for a moment."""
+    """The device's memory counter includes what a step allocates temporarily, which a count of autograd's saved tensors misses."""
     study = studies.study(fleet=[studies.member(hidden=256, batch_size=64)])
     settings = Settings(devices="late:0", loader_workers=0)
     (kept,) = api.profile(study, settings=settings).profiles
@@ -62,7 +62,7 @@ def test_a_member_that_runs_out_of_memory_gets_smaller_steps(tmp_path: Path, mon
 
 
 class Wide(torch.utils.data.Dataset):
-    """Samples that are far larger than the members."""
+    """A dataset whose samples are far larger than the members' weights."""
 
     def __len__(self) -> int:
         return 128
@@ -76,7 +76,7 @@ def test_a_block_that_finds_no_room_sends_the_largest_member_away(
 ) -> None:
     fleet = [studies.member(f"m{outputs}", model=partial(nn.Linear, 8000, outputs), batch_size=8) for outputs in (3, 4)]
     study = studies.study(data=argosy.Data(train=Wide()), fleet=fleet, epochs=1)
-    # A block twice while it is copied, and one of the members with its momentum, but not both.
+    # Room for a block twice, as needed while it is copied, and for one member with its momentum, but not for both.
     monkeypatch.setenv("LATE_BYTES", str(2 * 64 * 8000 * 4 + 300_000))
     report = argosy.train(study, directory=tmp_path, devices="late:0", block_size=64)
     assert {row.name: row.status for row in report.rows} == {"m3": "done", "m4": "done"}
@@ -89,7 +89,7 @@ def noisy() -> list[argosy.Member]:
 
 @pytest.mark.fresh
 def test_random_states_of_a_device_belong_to_the_member(tmp_path: Path) -> None:
-    """Together as alone, interrupted as in one piece."""
+    """A member draws the same random numbers beside others and uninterrupted as alone and interrupted."""
     several = studies.study(fleet=[*noisy(), studies.member("plain")], epochs=3)
     argosy.train(several, directory=tmp_path / "together", devices="late:0", launcher="inline")
     for epochs in (1, 3):
@@ -100,7 +100,7 @@ def test_random_states_of_a_device_belong_to_the_member(tmp_path: Path) -> None:
 
 
 def poisoned_once(batch: Any, flag: Path, poison: Callable[[], Any]) -> Any:
-    """As an index out of bounds in a kernel."""
+    """An augmentation that poisons the device once in training, as an index out of bounds in a kernel does."""
     if flag.exists() and flag.read_text() == "now":
         flag.unlink()
         poison()
@@ -111,7 +111,7 @@ def poisoned_once(batch: Any, flag: Path, poison: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("poison", [late.poison, late.poison_later])
 def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path, poison: Callable[[], Any]) -> None:
-    """Whether the call that breaks it raises, or the trainer hears of it later, between two blocks."""
+    """The process is replaced whether the failing call itself raises or the error surfaces later, between two blocks."""
     flag = tmp_path / "flag"
     flag.touch()
     breaks = partial(poisoned_once, flag=flag, poison=poison)
@@ -126,7 +126,7 @@ def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path, poison
 
 
 class AssertsAlways(nn.Linear):
-    """From its step `after` on a kernel asserts whenever it is called, which the host hears of later."""
+    """A network that fails an assertion on the device, reported to the host later, in each forward pass after `after` training steps."""
 
     def __init__(self, after: int) -> None:
         super().__init__(12, 10)
@@ -142,7 +142,7 @@ class AssertsAlways(nn.Linear):
 
 @pytest.mark.parametrize("after", [0, 20], ids=["from its measuring on", "from its third epoch on"])
 def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: int) -> None:
-    # Exact, as programs of small networks are chosen by time, and round otherwise.
+    # numerics="exact", because programs of small networks are chosen by time and round differently.
     sound = [studies.member("sound"), *(studies.member(f"like-{name}", batch_size=8) for name in "abc")]
     asserts = studies.member("asserts", model=partial(AssertsAlways, after))
     study = studies.study(fleet=[sound[0], asserts, *sound[1:]], epochs=4)
@@ -171,7 +171,7 @@ def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: 
 
 
 def asserts_at(batch: Any, calls: Path, at: tuple[int, ...]) -> Any:
-    """`Data.on_device` after whose calls of these numbers the device is of no more use, which no member has done."""
+    """A `Data.on_device` whose calls number `at` break the device, so that no member is at fault."""
     with calls.open("a") as file:
         file.write(".")
     if calls.stat().st_size in at:
@@ -191,7 +191,7 @@ def test_a_device_that_breaks_again_before_any_member_steps_is_no_members_fault(
 
 
 class AssertsForNan(nn.Linear):
-    """As `BCELoss` on an accelerator: the step after one that has left NaN asserts."""
+    """A network that asserts, as `BCELoss` does on an accelerator, in the step after one that left NaN in its weights."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -215,7 +215,7 @@ def test_a_member_that_asserts_for_what_it_became_has_diverged(tmp_path: Path) -
 
 
 class Hanging(nn.CrossEntropyLoss):
-    """A batch of its validation takes the device an hour, in the first process that gets there."""
+    """A loss that once occupies the device for an hour: in its 18th validation batch, counted over all processes."""
 
     def __init__(self, calls: Path) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class Hanging(nn.CrossEntropyLoss):
 
 
 def test_a_device_that_hangs_in_a_validation_is_noticed(tmp_path: Path) -> None:
-    """Its trainer waits for it between two blocks."""
+    """The hang is noticed although the trainer waits for the device between two blocks, outside any step."""
     study = studies.study(64, fleet=[studies.member(loss=Hanging(tmp_path / "calls"), batch_size=8)], epochs=1, val=160)
     report = argosy.train(
         study, directory=tmp_path / "run", devices="late:0", block_size=8, hang_seconds=2.0, time_limit=60
@@ -242,7 +242,7 @@ def test_a_device_that_hangs_in_a_validation_is_noticed(tmp_path: Path) -> None:
 
 
 class Asserting(nn.CrossEntropyLoss):
-    """As its kernel on an accelerator: a label without an output ends the process's use of the device."""
+    """A cross-entropy loss that poisons the device when a label has no output, as the kernel on an accelerator does."""
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         if bool(((target >= output.shape[1]) | ((target < 0) & (target != -100))).any()):
@@ -278,7 +278,7 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
     assert report.member("meets_it").reason.startswith(
         "StudyError: member 'meets_it': a target has label 10, but its network has 10 outputs, for labels 0 to 9. Use"
     )
-    gc.collect()  # copies that nobody waits for any more are counted as lost while this test has the device
+    gc.collect()  # frees copies that were never waited for, which count as lost, while this test has the device
 
 
 def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
@@ -303,11 +303,11 @@ def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
     assert {row.name: row.status for row in report.rows} == {"a": "failed", "b": "failed", "c": "done"}
     for name in "ab":
         assert f"StudyError: member {name!r}: a target has label 10" in report.member(name).reason
-    gc.collect()  # as above
+    gc.collect()  # as in the test above
 
 
 def test_seconds_are_those_of_the_device_and_not_those_of_asking(tmp_path: Path) -> None:
-    """In reports, in stopping rules, and in what plans learn of a run."""
+    """Reports, stopping rules and measured profiles count the seconds of the device, not those of submitting work to it."""
     fleet = [
         studies.member("light", hidden=10, loss=late.Taking(0.01)),
         studies.member("heavy", hidden=11, loss=late.Taking(0.08)),

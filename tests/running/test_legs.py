@@ -1,4 +1,4 @@
-"""Legs, feeders and assignments in every order of their messages: nobody goes too far, and assignments change where nobody steps."""
+"""Tests legs, feeders and assignments under every order of messages: no member goes too far, and assignments change only at barriers."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ PLANNED = Flotilla(placements=(Placement(member="m", devices=("d0",), seconds_pe
 
 @st.composite
 def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
-    """Members on devices, each once."""
+    """Draw an assignment of members to devices, with each member at most once."""
     assignments: dict[str, list[str]] = {device: [] for device in draw(st.sets(st.sampled_from(DEVICES)))}
     for name in draw(NAMES) if assignments else []:
         assignments[draw(st.sampled_from(sorted(assignments)))].append(name)
@@ -80,17 +80,17 @@ def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> N
 
 @dataclass
 class Trainer:
-    """What a trainer sees of its blocks."""
+    """A trainer's assignment, the blocks announced to it, and the section ends that it reported."""
 
     assignment: int = -1
     members: dict[str, int] = field(default_factory=dict)
-    """Assigned, and the section that each of them is in."""
+    """The section of each assigned member."""
     blocks: deque[tuple[Place, int]] = field(default_factory=deque)
     said: deque[tuple[int, list[str]]] = field(default_factory=deque)
 
 
 class World:
-    """One leg, its feeders and trainers, with every message on its way for as long as chance wants."""
+    """A simulation of one leg, its feeders and its trainers, in which each message is delayed at random."""
 
     def __init__(self, draw: Random) -> None:
         self.draw = draw
@@ -105,7 +105,7 @@ class World:
         first = draw.randrange(3) * self.per_epoch
         self.leg = LiveLeg(number=7, flotilla=PLANNED, feeders=tuple(self.feeders), until=first)
         self.ends: dict[str, int] = {}
-        """By member: the section before which it is to end, whatever happens."""
+        """Section before which each member must have ended."""
         self.assignment, self.barriers = 0, 0
         for course in self.feeders.values():
             course.begin(Leg(number=7, section=first, position=0))
@@ -113,7 +113,7 @@ class World:
             self._join(f"m{number}", draw.choice(DEVICES))
         self._allow(self.leg.credit_limit(turns=None))
 
-    # ---- the driver
+    # ---- driver
 
     def _join(self, name: str, device: str) -> None:
         self.assignment += 1
@@ -154,7 +154,7 @@ class World:
             self._allow(self.leg.until)
 
     def fail(self) -> None:
-        """A member ends where it is."""
+        """Let a random member fail in the section where it is."""
         name = self.draw.choice(self.leg.members)
         (device,) = self.leg.devices_of(name)
         del self.trainers[device].members[name]
@@ -184,7 +184,7 @@ class World:
         if leg.members:
             self._allow(leg.credit_limit(turns=None))
 
-    # ---- the others
+    # ---- feeders and trainers
 
     def obey(self, feeder: str) -> None:
         order = self.orders[feeder].popleft()
@@ -208,7 +208,7 @@ class World:
         if assignment < trainer.assignment:
             assert all(place.section < section for section in trainer.members.values()), "a block was missed"
             return
-        # Where no member was assigned for a while, a feeder may be behind: sections before its own a member passes by.
+        # A feeder that had no assigned members for a while may be behind: members skip sections before their own.
         here = [name for name, section in trainer.members.items() if section <= place.section]
         assert all(trainer.members[name] == place.section < self.ends[name] for name in here), "a member goes too far"
         if place.last and place.split == "val" and trainer.members:
@@ -216,7 +216,7 @@ class World:
             trainer.said.append((place.section, here))
 
     def may(self) -> list[tuple[object, ...]]:
-        """Whatever could happen next."""
+        """Return all actions of feeders, trainers and the driver that could happen next."""
         happen: list[tuple[object, ...]] = [(self.obey, name) for name, orders in self.orders.items() if orders]
         happen += [(self.handle_held, name) for name, answers in self.answers.items() if answers]
         for name, course in self.feeders.items():

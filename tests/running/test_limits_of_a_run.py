@@ -1,4 +1,4 @@
-"""What a run may use, and what it says that it has used."""
+"""Tests the limit on a run's cores, and the CPU time and bottleneck that it reports."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import argosy
 
 
 class Spending(studies.Vectors):
-    """Every sample costs 4 ms of CPU time, and notes the cores that it may use."""
+    """Samples that take 4 ms of CPU time each; every load appends the cores that its process may use to a file."""
 
     def __init__(self, length: int, path: Path) -> None:
         super().__init__(length)
@@ -27,7 +27,7 @@ class Spending(studies.Vectors):
 
 
 class Uneven(studies.Vectors):
-    """A sample takes 3 ms, on the second node 15."""
+    """Samples that take 3 ms each, but 15 ms on the second node."""
 
     def __getitem__(self, index: int) -> Any:
         log = Path("/proc/self/fd/1").readlink().name
@@ -53,9 +53,9 @@ def test_cores_bind_the_whole_run_and_end_with_it(tmp_path: Path) -> None:
 def test_cpu_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
     started = sum(os.times()[:4])
     report = run(tmp_path, nodes=2, sharing="all-shared", devices="cpu:1")
-    # All of these are whole hundredths of a second, whose sums in floating point differ in the last digit.
+    # CPU times are multiples of 0.01 s. Rounding removes the floating-point error of their sums.
     reported, spent = round(report.cpu_seconds, 2), round(sum(os.times()[:4]) - started, 2)
-    # Preparation alone is 2 x 300 x 4 ms.
+    # Preparation alone takes 2 x 300 x 4 ms.
     assert 2.4 < reported <= spent
     assert reported > 0.9 * spent
     assert sum(gauge["preparation_cpu_seconds"] for gauge in report.gauges.values() if "prepared" in gauge) > 2.4
@@ -65,7 +65,7 @@ def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
     report = run(tmp_path, devices="cpu:1", block_size=32)
     assert report.diagnosis is not None
     assert report.diagnosis.stage == "preparation"
-    # 4 ms each, and what else a sample costs.
+    # At most 250 samples/s, because a sample takes 4 ms and some overhead.
     assert 50 < float(report.diagnosis.verdict.split()[1].replace(",", "")) < 250
     assert report.to_json()["diagnosis"]["stage"] == "preparation"
     assert len(report.gauges["feeder-0"]["to_prepare"]["history"]) >= 1

@@ -1,5 +1,5 @@
-"""A regrouping waits for exactly those that it asked, and not for ever; the way on is the one that costs least; what did not fit
-is divided so that it can be stepped."""
+"""Tests recovery from losses: a regrouping waits for exactly the trainers it asked, but not forever; the cheapest way on is chosen;
+and a batch that ran out of memory is divided so that it can be stepped."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ def test_it_is_over_when_all_that_were_asked_have_let_go(seed: int) -> None:
     draw, regrouping = Random(seed), Regrouping()
     assert not regrouping.over
     for _ in range(3):
-        regrouping.mark_released(draw.choice(TRAINERS))  # One may be lost at any time.
+        regrouping.mark_released(draw.choice(TRAINERS))  # a trainer may be lost at any time
         assert not regrouping.over
         asked = draw.sample(TRAINERS, draw.randint(0, 4))
         regrouping.begin(asked, until=1.0)
@@ -35,7 +35,7 @@ def test_it_is_over_when_all_that_were_asked_have_let_go(seed: int) -> None:
 
 
 def cut(rows: int, size: int) -> set[int]:
-    """Samples of the pieces of this size, and of the last one."""
+    """Return the numbers of samples of the pieces into which `rows` samples are cut, including the shorter last one."""
     return {min(size, rows - start) for start in range(0, rows, size)}
 
 
@@ -46,7 +46,7 @@ def test_divided_batches_get_smaller_and_leave_batch_norm_no_sample_alone(
     member, length = studies.member(batch_size=batch_size, drop_last=drop_last), batch_size + more
 
     def parts_of(number: int) -> set[int]:
-        """Samples of all micro-batches, as a step cuts them."""
+        """Return the numbers of samples of all micro-batches into which steps cut their batches."""
         batches = cut(length, batch_size) if not drop_last else {batch_size}
         return {part for rows in batches for part in cut(rows, -(-rows // number))}
 
@@ -77,7 +77,7 @@ def test_who_does_not_let_go_in_time_is_named_once_and_waited_for_until_it_is_go
 
 
 def loss(**changed: float) -> Loss:
-    """Ten seconds of work are lost an epoch of 1,000 samples before the end, in the middle of a section of 200."""
+    """Return the loss of 10 s of work with 1,000 samples left to the end of the epoch, and 100 to the end of the current section."""
     figures = {"repeated_seconds": 10.0, "restart_seconds": 1.0, "to_meeting": 100, "to_end": 1000}
     return Loss(**{**figures, "sample_seconds": 0.0, **changed})  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What the system refuses to the processes of a run, descriptors, memory, a home, is told in a sentence, or does not matter."""
+"""Tests that resources refused by the system (descriptors, memory, a home directory) are reported in one sentence or do no harm."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ from argosy.errors.system import disk_refused, explain_refusals, resources_refus
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # the tests check the reports instead
 
 ADVICE = {
     errno.EMFILE: "ulimit -n 4096",
@@ -84,7 +84,7 @@ def test_refused_memory_files_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_member_that_raises_what_it_could_open_ends_alone(tmp_path: Path) -> None:
-    """It is that member's own failure as long as its process can open files: the others train on."""
+    """An `EMFILE` raised by a member while its process can still open files is that member's own failure; the others train on."""
     fleet = [studies.member("plain"), studies.member("greedy", augment=partial(open_many, tmp_path / "enough"))]
     train = partial(
         argosy.train, studies.study(fleet=fleet), directory=tmp_path / "run", launcher="inline", devices="cpu:1"
@@ -95,7 +95,7 @@ def test_a_member_that_raises_what_it_could_open_ends_alone(tmp_path: Path) -> N
 
 
 class Leaks:
-    """An augmentation that leaves a file open at each batch, for itself or for good."""
+    """An augmentation that leaves `each` files open per batch: until it is deleted itself, or for good in a list of the class."""
 
     kept: list[Any] = []  # noqa: RUF012
 
@@ -139,7 +139,7 @@ def augmented_by(leaks: Leaks, batch: Any) -> Any:
 
 
 def open_many(enough: Path, batch: Any) -> Any:
-    """As if this process had all the files open that it may."""
+    """An augmentation that fails as if its process had reached the limit on open files."""
     if not enough.exists():
         raise OSError(errno.EMFILE, "Too many open files")
     return batch
@@ -174,7 +174,7 @@ def test_a_signal_is_answered_after_a_step_however_large_the_block(tmp_path: Pat
     paused = argosy.train(studies.study(fleet=fleet, length=400), directory=tmp_path / "run", **settings)
     assert (paused.status, paused.reason) == ("paused", "SIGTERM; the same command resumes the run")
     (saved,) = evidence.event_lines(tmp_path / "run", "Saved")
-    # 100 steps are in its one block, all but the first of a quarter of a second.
+    # The only block holds 100 steps, and from the third on they take 0.25 s each.
     assert 0 < saved["checkpoint"]["position"] < 200
     (tmp_path / "over").touch()
     argosy.train(studies.study(fleet=fleet, length=400), directory=tmp_path / "run", **settings)
@@ -184,7 +184,7 @@ def test_a_signal_is_answered_after_a_step_however_large_the_block(tmp_path: Pat
 
 
 def third_time(steps: Path, driver: int, batch: Any) -> Any:
-    """In the third step of the training somebody wants the run to end; until it has, the next ones take long."""
+    """An augmentation that sends SIGTERM to the driver in the third training step, and delays this step and all that follow."""
     if (steps.parent / "over").exists() or not list(steps.parent.glob("run/members")):
         return batch
     with steps.open("a") as file:

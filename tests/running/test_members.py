@@ -1,4 +1,4 @@
-"""Who waits, who rests, and which stream epochs everybody gets: never one twice, and what is assigned is journaled."""
+"""Tests which members wait or rest and which stream epochs they get: none gets one twice, and each assignment is journaled."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ NAMES = ["a", "b", "c", "d"]
 
 
 class World:
-    """One stream after another, on which those train whose place it is."""
+    """A simulation of one stream at a time, on which the members train whose next section it has reached."""
 
     def __init__(self, draw: Random, directory: Path) -> None:
         self.draw, self.directory = draw, directory
@@ -37,11 +37,11 @@ class World:
         self.members = Members(self.positions)
         self.members.begin()
         self.assigned: dict[str, int] = {}
-        """By member: its stream epoch."""
+        """Stream epoch of each assigned member."""
         self.epoch = 0
 
     def assign(self) -> None:
-        """Some of those that wait go on, or begin, with the stream where it is."""
+        """Start or resume some of the waiting members at the stream's current epoch."""
         positions, members = self.positions, self.members
         positions.join(members.waiting, self.epoch)
         names = [
@@ -65,7 +65,7 @@ class World:
             self.assigned[name] = self.epoch
 
     def go_on(self) -> None:
-        """Every assigned member ends the epoch, and is saved or not."""
+        """Let each assigned member end the epoch; save some of them."""
         for name in self.assigned:
             epoch = len(self.state.member(name).sections)
             self.state.apply(
@@ -90,7 +90,7 @@ class World:
         self.epoch += 1
 
     def save(self, name: str) -> None:
-        """Its newest file says that it stands at an epoch's end."""
+        """Journal a checkpoint of the member at the end of its last epoch."""
         epoch = len(self.state.member(name).sections)
         file = self.directory / "members" / name / f"e{epoch}.pt"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class World:
         self.state.apply(Saved(member=name, checkpoint=saved))
 
     def leave(self) -> None:
-        """Somebody lets go: saved, to wait or to rest; or lost, and back where its newest file is."""
+        """Let a random member leave: saved, to wait or to rest, or lost, so that it returns to its newest checkpoint."""
         name = self.draw.choice(sorted(self.assigned))
         del self.assigned[name]
         what = self.draw.choice(["rest", "wait", "lost"])
@@ -116,7 +116,7 @@ class World:
             self.members.mark_saved(name)
         else:
             self.members.resume(name)
-        # A stream that is behind has to come again for those that were lost.
+        # The stream has to repeat the epochs that lost members still need.
         self.epoch = min([self.epoch, *map(self.positions.stream_section, self.members.waiting)])
         for other in list(self.assigned):
             self.save(other)
@@ -125,7 +125,7 @@ class World:
             del self.assigned[other]
 
     def call(self) -> None:
-        """Somebody who rests wants to go on."""
+        """Call back a random resting member."""
         self.members.call(self.draw.choice(sorted(self.members.resting)))
 
 

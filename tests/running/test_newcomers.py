@@ -1,4 +1,4 @@
-"""Members that are to be added, while nobody knows their costs yet: whatever happens meanwhile, each of them is answered for."""
+"""Tests added members whose costs are still unmeasured: whatever happens meanwhile, every addition is answered."""
 
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
@@ -38,7 +38,7 @@ def fleet(*names: str, epochs: int = EPOCHS) -> argosy.Study:
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Leaves files with these members, once, in the folder of the test's run."""
+    """Return a function that, when first called, writes one study file per given member and asks the test's run to add it."""
     living.trusting(monkeypatch)
     left: list[str] = []
 
@@ -54,12 +54,12 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def answers(run: Path) -> dict[str, str]:
-    """By the name of the file that was added."""
+    """Return the run's answer to each added file, by the file's name."""
     return {Path(line["command"]["study"]).stem: line["answer"] for line in evidence.event_lines(run, "Answered")}
 
 
 def at_measuring(monkeypatch: pytest.MonkeyPatch, act: Callable[[InlineWorkers, str, tuple[str, ...]], None]) -> None:
-    """Let something happen to a trainer that is about to hear whom it is to measure."""
+    """Call `act` for each trainer that is about to receive an order to measure members."""
     receive = InlineWorkers.receive
 
     def look_first(workers: InlineWorkers, timeout: float) -> list[tuple[str, Any]]:
@@ -72,12 +72,12 @@ def at_measuring(monkeypatch: pytest.MonkeyPatch, act: Callable[[InlineWorkers, 
 
 
 def lose(workers: InlineWorkers, device: str) -> None:
-    """Its trainer is gone, with all that it was told and has not done."""
+    """Lose the device's trainer with all commands that it has not executed."""
     living.lose(SimpleNamespace(pool=SimpleNamespace(workers=workers)), device)  # type: ignore[arg-type]
 
 
 def came_while_others_trained(run: Path, name: str) -> bool:
-    """Whether it has ended, and began before the others had."""
+    """Return whether the member is done and had started before the last of the others ended."""
     began = min(line["at"] for line in evidence.event_lines(run, "MemberStarted") if line["member"] == name)
     ended = max(line["at"] for line in evidence.event_lines(run, "MemberEnded") if line["member"] != name)
     return began < ended and living.state_of(run).member(name).status == "done"
@@ -176,7 +176,7 @@ OTHERS_TRAIN: ContextVar[bool] = ContextVar("OTHERS_TRAIN")
 
 
 class Large(nn.Module):
-    """Fits on no device beside others."""
+    """A network that runs out of memory in training while other members train."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_one_that_has_no_room_beside_others_is_measured_when_they_have_ended(
 
 
 def small(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
-    """Let devices have no more memory."""
+    """Limit all devices to this much memory."""
 
     def found(settings: Any) -> Cluster:
         (node,) = discover(settings).nodes
@@ -225,7 +225,7 @@ def small(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
 def test_one_that_is_larger_than_every_device_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None], epochs: int
 ) -> None:
-    """Beside others, or when these have ended."""
+    """It is refused whether the other members still train or have ended."""
     (profile,) = argosy.api.profile(fleet(), launcher=Inline()).profiles
     small(monkeypatch, 4 * profile.memory_bytes)
     living.at_every_round(monkeypatch, lambda driver: add(big="studies.member('big', hidden=20_000)"))
@@ -237,7 +237,7 @@ def test_one_that_is_larger_than_every_device_is_refused(
 
 
 def of_width(parameters: dict[str, Any]) -> argosy.Member:
-    """A trial that is as large as it is told."""
+    """Return a trial whose network has the given width."""
     model = partial(nn.Linear, 6, parameters["width"])
     return argosy.Member("net", model=model, optimizer=partial(SGD, lr=0.1), batch_size=20)
 
@@ -246,7 +246,7 @@ def of_width(parameters: dict[str, Any]) -> argosy.Member:
 def test_a_trial_that_is_larger_than_every_device_has_failed_and_the_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int | None
 ) -> None:
-    """Among the first ones, or when others have ended."""
+    """It fails alone whether it starts among the first trials or after others have ended."""
     small(monkeypatch, 2**20)
     space = {"width": CategoricalDistribution([10, 100_000, 11])}
     with pytest.warns(MemberFailed, match="1 of 3 members of the search failed or diverged"):
@@ -258,7 +258,7 @@ def test_a_trial_that_is_larger_than_every_device_has_failed_and_the_search_goes
     assert "the largest device has" in widths[100_000].reason
 
 
-@pytest.mark.tampers  # nobody trained, so no digest is right
+@pytest.mark.tampers  # no member really trains, so no digest is right
 def test_a_trial_that_is_measured_beside_others_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     living.trusting(monkeypatch)
     study, left = fakes.fleet(3, 2), list[str]()
@@ -291,7 +291,7 @@ def test_newcomers_wait_while_nodes_find_out_what_sharing_costs(
 def test_a_member_that_is_to_start_when_others_have_left_its_place_is_given_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two legs are at their barriers at once, and a newcomer could join either; where it does, it waits for one that moves there."""
+    """A newcomer that could join either of two legs at their barriers stays with its choice, where it waits for a member that moves there."""
     study, (first, second, late) = fakes.fleet(4, 4, 2), fakes.names_of(3)
 
     def place(waiting: Collection[str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""A node that is not there when a run begins is used as soon as its data is open, and no result tells; one of no use disturbs nobody."""
+"""Tests nodes that join a running run: each is used once its data is open without changing results, and an unusable one disturbs no member."""
 
 import time
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from argosy.settings import Settings
 
 
 class Growing(Silent):
-    """A launcher of two nodes, the second of which comes when a member has ended a section; and a view that looks for that."""
+    """A launcher whose second node joins when a member ends its first section, and at the same time the view that notices this."""
 
     def __init__(self, hurry: Path) -> None:
         self.processes = Processes()
         self.hurry = hurry
-        """A file that is there when the second node is used, or given up."""
+        """A file that exists once the second node is used or given up."""
         self.late: list[tuple[str, Any]] = []
 
     def discover(self, settings: Settings) -> Cluster:
@@ -68,14 +68,14 @@ class Growing(Silent):
 
 
 def dawdle(hurry: Path, batch: Any) -> Any:
-    """Take some time until there is no need to: there is enough to do for a slow machine to open the data of a node."""
+    """An augmentation that is slow until `hurry` exists, so that training lasts until even a slow machine has opened the node's data."""
     if not hurry.exists():
         time.sleep(0.05)
     return batch
 
 
 def train(tmp_path: Path, data: argosy.Data | None = None) -> Path:
-    """A run that a node comes to; its directory. What comes out of it is what one process alone makes of the study."""
+    """Train a run that a node joins, check that its results equal those of a single process, and return its directory."""
     hurry, run = tmp_path / "hurry", tmp_path / "run"
     fleet = [studies.member(f"m{number}", hidden=8 + number, augment=partial(dawdle, hurry)) for number in range(2)]
     launcher = Growing(hurry)
@@ -100,12 +100,12 @@ def test_a_node_that_comes_takes_members_over_and_no_result_tells(tmp_path: Path
 
 
 def unlike(came: Path) -> Dataset[Any]:
-    """More samples on the node that comes."""
+    """Return a dataset that has one more sample on the joining node."""
     return studies.Vectors(61 if came.exists() else 60)
 
 
 def broken(came: Path) -> Dataset[Any]:
-    """Not there on the node that comes."""
+    """Return a dataset that cannot be opened on the joining node."""
     if came.exists():
         raise FileNotFoundError("/data/vectors")
     return studies.Vectors(60)

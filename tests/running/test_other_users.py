@@ -1,4 +1,4 @@
-"""What other users of the machine may leave for a run, and what becomes of it: nothing of theirs is executed, followed or waited for."""
+"""Tests that nothing that other users of the machine leave in a run's way is executed, followed as a link or waited for."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def train(directory: Path, epochs: int = 1) -> argosy.Report:
 
 
 def test_an_agent_takes_no_directory_of_another_user(public: Path) -> None:  # noqa: F811
-    """Its notice would name a driver of that user's, whose pickles this agent would open."""
+    """A notice there could name the other user's own driver, whose pickles this agent would load."""
     theirs, listener = public / "run", socket.create_server(("127.0.0.1", 0))
     notice = Notice(job="test", hosts=("127.0.0.1",), port=listener.getsockname()[1], key="ab" * 32)
 
@@ -56,7 +56,7 @@ def test_an_agent_takes_no_directory_of_another_user(public: Path) -> None:  # n
     with pytest.raises(BlockingIOError):
         listener.accept()
     with pytest.raises(RunError, match=f"belongs to user {STRANGER}"):
-        Agents(jobs.place(0), theirs)._open_listener()  # nor does a driver leave its key there
+        Agents(jobs.place(0), theirs)._open_listener()  # a driver does not leave its key there either
     listener.close()
 
 
@@ -101,7 +101,7 @@ def test_so_is_one_of_its_folders_where_others_reach_it(tmp_path: Path) -> None:
     check_directory(directory)
     (directory / "commands").chmod(0o777)
     directory.chmod(0o700)
-    check_directory(directory)  # no other user comes that far
+    check_directory(directory)  # other users cannot reach the folder
 
 
 def test_whatever_the_umask_no_other_user_may_write_what_a_run_makes(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_link_that_another_user_has_left_is_no_directory(public: Path) -> None
 
 
 def test_a_directory_that_is_put_in_the_place_of_the_runs_gives_no_commands(public: Path) -> None:  # noqa: F811
-    """Its parent may be another user's, who can rename it while the run goes on."""
+    """If another user owns the parent directory, they can rename the run's directory while it is in use."""
     mine = public / "run"
     mine.mkdir(mode=0o700)
     write_command(mine, {"command": "stop", "member": "one"})
@@ -161,7 +161,7 @@ def test_what_later_runs_take_over_is_in_no_folder_of_another_user(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where no home can be written, as that of a service: the name among the temporary files may be foreseen."""
+    """Without a writable home, for example of a service, the cache is a temporary folder whose name other users can predict."""
     hidden, theirs = tmp_path / ".ssh", public / f"argosy-{os.geteuid()}"
     hidden.mkdir()
     os.utime(hidden, (1, 1))
@@ -240,7 +240,7 @@ def test_a_command_that_another_user_left_before_the_directory_was_closed_is_ref
     make_folder(mine / "commands")
     (mine / "commands").chmod(0o777)
     as_stranger(lambda: (mine / "commands" / "1.json").write_text('{"command": "add", "study": "/tmp/evil.py"}'))
-    assert Inbox(mine / "commands", ()).new() == []  # nothing is heard as long as others may write
+    assert Inbox(mine / "commands", ()).new() == []  # commands are not read as long as others may write there
     (mine / "commands").chmod(0o755)
     ((_, command),) = Inbox(mine / "commands", ()).new()
     assert f"belongs to user {STRANGER}" in command["command"]
@@ -258,7 +258,7 @@ PLANTED = (
     "members/one/e0002-s0000000.pt",
     "curves.csv",
 )
-"""Names that a run or its report writes anew, and those under which it wrote before it renamed."""
+"""Files that a run or its report replaces, and the temporary names under which they were once written before renaming."""
 
 
 def test_nothing_is_written_through_a_link_that_was_planted(tmp_path: Path) -> None:
