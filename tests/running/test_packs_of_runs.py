@@ -1,4 +1,4 @@
-"""Members alike are one program in a run: what becomes of them is what becomes of them alone, whatever happens."""
+"""Tests that like members trained as one program in a run get the same results as alone, whatever happens."""
 
 import os
 import re
@@ -33,7 +33,7 @@ devices = late.devices
 
 
 def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
-    """Let a round of training say what a size of programs costs, in this process and in those that are forked from it."""
+    """Replace the measured cost of a program by `of(size)`, in this process and in those forked from it."""
 
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         assert seconds > 0
@@ -42,17 +42,19 @@ def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
             fusion_group.needs |= {} if need is None else {fusion_group.now: need}
 
     monkeypatch.setattr(FusionGroup, "note", note)
-    monkeypatch.setattr(rehearsal, "MOST_BYTES", 0)  # programs change between steps, and not before the first
+    monkeypatch.setattr(
+        rehearsal, "MOST_BYTES", 0
+    )  # no rehearsal, so programs change between steps instead of before the first
 
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The more members in a program, the better."""
+    """Make programs cheaper the more members they have."""
     costs(monkeypatch, lambda size: 1.0 / size)
 
 
 def network() -> nn.Module:
-    """What a step moves beside weights: BatchNorm's buffers, and random states."""
+    """Return a network whose steps change more than weights: BatchNorm's buffers and random states."""
     return nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4))
 
 
@@ -64,7 +66,7 @@ def alike(
     batch_size: int = 16,
     **own: dict[str, Any],
 ) -> list[argosy.Member]:
-    """Members of one architecture; `own` are fields of some of them."""
+    """Return members of one architecture; `own` maps names to fields of these members alone."""
     optimizers = [partial(SGD, lr=0.02 * (n + 1), momentum=0.9) for n in range(count)]
     return [
         packs.member(
@@ -97,7 +99,7 @@ def state(directory: Path, name: str) -> dict[str, Any]:
 
 
 def equals_alone(tmp_path: Path, what: argosy.Study, *names: str, **settings: Any) -> argosy.Report:
-    """Train with the default settings and one after another: the same comes out of these members, or of all."""
+    """Train with `settings` and with exact numerics; check that the named members, or all, have the same states, and return the first report."""
     report = train(tmp_path / "fused", what, **settings)
     train(tmp_path / "alone", what, numerics="exact")
     for name in names or what.names:
@@ -107,7 +109,7 @@ def equals_alone(tmp_path: Path, what: argosy.Study, *names: str, **settings: An
 
 
 def packed(directory: Path) -> list[tuple[list[int], bool]]:
-    """What was chosen: sizes of the programs, and whether they were to stay."""
+    """Return each choice of programs: their sizes, and whether it was settled."""
     return [(list(map(len, e["programs"])), e["settled"]) for e in evidence.event_lines(directory, "Packed")]
 
 
@@ -173,7 +175,7 @@ def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
 
 
 class Breaks:
-    """Something of a member's own that raises when it is called for the n-th time, in training."""
+    """An augmentation or schedule that raises after `calls` calls."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -186,7 +188,7 @@ class Breaks:
 
 
 def noise(batch: Any) -> Any:
-    """An augmentation that draws."""
+    """An augmentation that draws random numbers."""
     inputs, target = batch
     return inputs + 0.1 * torch.randn_like(inputs), target
 
@@ -195,7 +197,7 @@ def noise(batch: Any) -> Any:
 @pytest.mark.parametrize("where", ["augment", "schedule"])
 @pytest.mark.usefixtures("fused")
 def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> None:
-    """In what comes before the forward pass, and behind the step of the others; random states are not drawn twice."""
+    """A member that fails before its forward pass, or after the optimizers' step, ends alone; the others draw no random number twice."""
     own: dict[str, Any] = {"augment": Breaks(33)}
     if where == "schedule":
         own = {"schedule": lambda optimizer: LambdaLR(optimizer, Breaks(33)), "schedule_per": "step"}
@@ -206,17 +208,17 @@ def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> No
         report = equals_alone(tmp_path, study(fleet), "m0", "m1", "m2", "m4")
     assert report.member("m3").status == "failed"
     assert "a member's own fault" in report.member("m3").reason
-    # Where nobody knew whose fault it was, they were parted, and the others put together again.
+    # If the failing member is not known at once, the members are stepped separately, and the others then rejoined.
     assert packed(tmp_path / "fused")[2:] == ([([1] * 5, True), ([4], True)] if where == "augment" else [])
 
 
 @pytest.mark.usefixtures("fused")
 def test_resumed_they_are_stepped_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, in float32 too: what chose the programs is journaled and not asked again."""
+    """A resumed run gives the same bits, even in float32, because the choice of programs is journaled and not measured again."""
     fleet = alike(dtype=torch.float32)
     for epochs in (2, 4):
         train(tmp_path / "resumed", study(fleet, epochs, torch.float32))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # where nothing is known of the choice
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # its cache has no earlier choice
     train(tmp_path / "whole", study(fleet, 4, torch.float32))
     assert evidence.results(tmp_path / "resumed") == evidence.results(tmp_path / "whole")
     assert packed(tmp_path / "resumed") == packed(tmp_path / "whole") == [([4], False), ([4], True)]
@@ -230,7 +232,7 @@ here.argosy.train(here.study(fleet, {epochs}, here.torch.float32), directory=sys
 
 
 def dawdle(batch: Any) -> Any:
-    """Takes its time, so that there is a moment to kill."""
+    """A slow augmentation, which leaves time to kill the run."""
     import time
 
     time.sleep(0.005)
@@ -245,19 +247,19 @@ def test_killed_while_they_are_one_program_and_resumed(tmp_path: Path, monkeypat
     run.process.wait()
     assert Run(tmp_path / "killed", SCRIPT, epochs=3).end() == 0, run.errors
     assert run.left() == []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # where nothing is known of the choice
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # its cache has no earlier choice
     assert Run(tmp_path / "whole", SCRIPT, epochs=3).end() == 0
     assert evidence.results(tmp_path / "killed") == evidence.results(tmp_path / "whole")
     assert packed(tmp_path / "killed")[-1] == ([5], True)
 
 
 def wide() -> nn.Module:
-    """Little in weights, much in what a step keeps."""
+    """Return a network with few weights whose steps keep large activations."""
     return nn.Sequential(nn.Linear(16, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 4))
 
 
 def crowded(epochs: int = 3) -> argosy.Study:
-    """Members of whom twelve or six in a program are too many for `LITTLE`."""
+    """Return a study whose members exceed the memory `LITTLE` in programs of twelve or six."""
     return study(alike(12, model=wide, batch_size=64), epochs)
 
 
@@ -266,7 +268,7 @@ LITTLE = str(4_750_000)
 
 @pytest.fixture
 def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks beforehand what a program would take."""
+    """Disable the estimate of a program's memory, so that programs run out of it."""
     monkeypatch.setattr(FusionGroup, "foresee", lambda fusion_group, count, room: None)
 
 
@@ -323,7 +325,7 @@ MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "members are saved": (ProgramChoice, "_regroup", lambda fusion, fusion_group, instances, parts: len(parts) == 2),
     "halves are journaled": (ProgramInstance, "step", lambda instance, *given: len(instance.assignment) == 6),
 }
-"""Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""
+"""Calls before which a run is killed when its program of twelve has run out of memory: class, method and condition on the arguments."""
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

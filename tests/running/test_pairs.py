@@ -1,4 +1,4 @@
-"""What every two members spare on one device."""
+"""Tests the measurement of how much time each pair of members saves by training together on one device."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""What people do to a run from beside it: views that break, files of their own, studies that fail and are fixed."""
+"""Tests a run against what its users do: views that break, their own files in its directory, and studies that fail and are fixed."""
 
 import io
 import json
@@ -29,7 +29,7 @@ PAIR = [studies.member("one"), studies.member("two", hidden=8)]
 
 
 def train(directory: Path, *, epochs: int = 1, fleet: Any = PAIR, **rest: Any) -> argosy.Report:
-    """A small run in this process."""
+    """Train a small study in this process."""
     study = studies.study(90, fleet=fleet, epochs=epochs)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **rest)
 
@@ -48,7 +48,7 @@ def test_a_pause_that_comes_just_before_the_data_are_open_is_not_lost(
 
 
 class Broken(Silent):
-    """A view that raises when it hears of a section's end, and when it is to end."""
+    """A view that raises at a section's end and when it is ended."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -100,7 +100,7 @@ def test_files_of_people_in_a_members_folder_stay(tmp_path: Path) -> None:
 
 
 def elsewhere() -> studies.Mlp:
-    """A network whose factory leaves the folder."""
+    """Return a network after changing the working directory."""
     os.chdir("/")
     return studies.Mlp()
 
@@ -155,7 +155,7 @@ def test_members_that_failed_alike_are_tried_again_when_they_are_mended(tmp_path
 
 
 class Rare:
-    """An augmentation that raises on a sample's first coming, until it is fixed."""
+    """An augmentation that raises once, in the given call, or never if `calls` is negative."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls

@@ -1,4 +1,4 @@
-"""Whatever started a process, it knows where it stands; variables that nobody sets say nothing."""
+"""Tests that a process finds its rank and job whichever launcher started it, and that stray variables do not mislead it."""
 
 import warnings
 
@@ -171,6 +171,6 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_end_of_a_job_of_slurm_leaves_time_to_save() -> None:
     assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, now=640.5) == 299.5
     assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, now=990.0) == 0.0
-    assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, now=1001.0) is None  # the variable of a job that is over
+    assert seconds_left({"SLURM_JOB_END_TIME": "1000"}, now=1001.0) is None  # left over from a job that has ended
     assert seconds_left({"SLURM_JOB_END_TIME": "Unknown"}, now=0.0) is None
     assert seconds_left({}, now=0.0) is None

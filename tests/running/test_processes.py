@@ -1,4 +1,4 @@
-"""A worker that is gone is told once, in whatever order the fork server, the kernel and the worker itself speak."""
+"""Tests that the loss of a worker is reported once, in whatever order the fork server, the kernel and the worker itself report it."""
 
 import io
 import os
@@ -26,19 +26,19 @@ from argosy.running.launch.processes import ProcessWorkers
 from argosy.stream.wire import Peer
 
 PATIENCE = round(1.5 * processes.NEWS_SECONDS / 0.02)
-"""Looks that take longer than the fork server is waited for."""
+"""Number of polls that together last longer than the wait for news from the fork server."""
 
 
 class Server(ForkServer):
-    """A fork server that forks nothing; the test says what it tells."""
+    """A fork server that forks nothing and reports what the test tells it to."""
 
     def __init__(self) -> None:
         channel, self.far_end = Peer.pair()
         super().__init__(SimpleNamespace(pid=os.getpid()), channel, io.BytesIO())  # type: ignore[arg-type]
         self.asked: list[str] = []
-        """Ids of the workers."""
+        """Ids of the requested workers."""
         self.ends: list[Peer] = []
-        """Their ends of the connections to the driver."""
+        """The workers' ends of their connections to the driver."""
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         self.asked.append(arguments["worker_id"])
@@ -48,7 +48,7 @@ class Server(ForkServer):
         self.far_end.send((worker_id, pid, status))
 
     def die(self) -> None:
-        """End with all workers, as by the kernel's tie."""
+        """End together with all workers, as when the kernel kills workers whose fork server has died."""
         for end in self.ends:
             end.close()
         self.far_end.close()
@@ -61,7 +61,7 @@ class Server(ForkServer):
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
-    """The first one, and those that replaced it."""
+    """The first fork server and those that replaced it."""
     found = [Server()]
 
     def start() -> Server:
@@ -82,7 +82,7 @@ def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
 
 
 def lost(workers: ProcessWorkers, times: int = 5) -> int:
-    """How often the loss of the worker is told."""
+    """Return how often the loss of the worker is reported in `times` polls."""
     said = [message for _ in range(times) for message in workers.receive(0.02)]
     assert all(message == ("cpu:0", message[1]) and isinstance(message[1], Lost) for message in said)
     return len(said)
@@ -91,7 +91,7 @@ def lost(workers: ProcessWorkers, times: int = 5) -> int:
 def test_a_worker_whose_start_was_never_told_is_lost_with_the_server(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    """The server died with the news of it."""
+    """A worker is lost even if the server died before it could report the worker's start."""
     workers.receive(0)
     assert servers[0].ends[0].wait(10) == ["first"]
     servers[0].die()
@@ -140,7 +140,7 @@ def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
 def test_a_worker_that_ended_is_lost_though_another_process_holds_its_connection_open(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    """A process that a person's code forked there, which lives on."""
+    """A worker is lost even if a process that user code forked in it lives on and holds the connection."""
     worker_id, peer = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(worker_id, 7, None)
     peer.send("last word")
@@ -220,7 +220,7 @@ def test_workers_have_what_was_set_since_their_server_began_and_no_path_that_pyt
     [(9, "it was ended by SIGKILL (the kernel does that when memory runs out)"), (256, "it ended with exit code 1")],
 )
 def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Server], status: int, words: str) -> None:
-    """Its connection breaks a moment before the fork server knows."""
+    """The cause is reported even if the connection breaks just before the fork server learns of the end."""
     worker_id, peer = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(worker_id, 7, None)
     peer.close()
@@ -268,7 +268,7 @@ def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, m
 
 
 def test_what_is_sent_in_a_round_leaves_with_the_next_one(workers: ProcessWorkers, servers: list[Server]) -> None:
-    """The driver's journal is on disk by then."""
+    """A message is sent only in the next round, when the driver's journal is already on disk."""
     (peer,) = servers[0].ends
     assert workers.receive(0) == []
     assert peer.wait(10) == ["first"]
@@ -281,7 +281,7 @@ def test_what_is_sent_in_a_round_leaves_with_the_next_one(workers: ProcessWorker
 def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    """More than sockets hold, in both directions, before either side reads."""
+    """Both sides may send more than their sockets hold before either reads."""
     workers.start("cpu:1", "trainer", "local")
     deaf, other = servers[0].ends
     messages = ["x" * 300 + str(number) for number in range(3000)]
@@ -323,7 +323,7 @@ def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: P
     assert (sign.busy, sign.opaque, sign.doing) == (True, True, "starting")
     assert workers.heartbeat("cpu:7") is None
     assert workers.cpu_seconds("cpu:7") == 0.0
-    # The fork server, which is this process here, works for it.
+    # The worker's CPU time includes the fork server's, which is this process in the test.
     before = workers.cpu_seconds("cpu:0")
     sum(range(5_000_000))
     assert workers.cpu_seconds("cpu:0") > before
@@ -347,7 +347,7 @@ def test_a_worker_that_never_starts_is_found_and_ended(tmp_path: Path, monkeypat
 
 @pytest.mark.fresh
 def test_a_server_closes_where_the_system_waits_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a program that ignores SIGCHLD: the server's number may be another process's by then."""
+    """If the program ignores SIGCHLD, the server is not killed by its process id, which may already belong to another process."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         server = ForkServer.start()

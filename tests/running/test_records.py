@@ -1,4 +1,4 @@
-"""Files that a run writes for people say what the journal says."""
+"""Tests that the metrics files that a run writes for its users agree with the journal."""
 
 import json
 from pathlib import Path

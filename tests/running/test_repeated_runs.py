@@ -1,4 +1,4 @@
-"""The same command gives the same bits: what earlier runs chose by time is taken over, from the machine's cache or from a run that is named."""
+"""Tests that the same command gives the same bits: timed choices are reused from the machine's cache or from a named run."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ from argosy.training.choice.fusion_group import ALONE, FusionGroup, ProgramCandi
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine that knows nothing."""
+    """Return the folder of cached choices of a machine whose cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "argosy" / "choices"
 
 
 def times(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
-    """Let the stopwatch say that one program of all is faster, or that members one after another are."""
+    """Replace measured times so that one program of all members is faster, or that separate programs are."""
 
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         if samples:
@@ -39,7 +39,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
 
 
 def small() -> nn.Module:
-    """Products of so few multiplications that a program of several members rounds otherwise."""
+    """Return a network whose matrix products are so small that a program of several members rounds differently."""
     return nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
@@ -56,14 +56,14 @@ def study(*names: str) -> argosy.Study:
 
 
 def train(directory: Path, what: argosy.Study, **settings: Any) -> dict[str, Any]:
-    """What each section of each member came to."""
+    """Train the study and return its results."""
     settings = {"launcher": "inline", "devices": "cpu:1", **settings}
     argosy.train(what, directory=directory, quiet=True, **settings)
     return evidence.results(directory)
 
 
 def chosen(directory: Path) -> list[tuple[list[int], bool]]:
-    """Sizes of programs, and whether they were to stay, first to last."""
+    """Return each choice of programs in order: their sizes, and whether it was settled."""
     return [(list(map(len, e["programs"])), e["settled"]) for e in evidence.event_lines(directory, "Packed")]
 
 
@@ -90,7 +90,7 @@ def test_another_machine_takes_the_programs_of_a_run(
     assert train(tmp_path / "like", study(), like=str(tmp_path / "second")) == evidence.results(tmp_path / "second")
     assert train(tmp_path / "chain", study(), like=str(tmp_path / "like")) == evidence.results(tmp_path / "second")
     assert chosen(tmp_path / "like") == chosen(tmp_path / "chain") == [([3], True)]
-    assert not cache.exists()  # what another run chose is not what this machine would
+    assert not cache.exists()  # a choice taken from another run is not cached as this machine's own
 
 
 @pytest.mark.parametrize("programs", [[["a"], ["b"], ["c"]], [["a", "b", "c"]]])
@@ -103,7 +103,7 @@ def test_a_choice_that_no_stopwatch_made_is_taken(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     made_up = [line | {"programs": programs} if line["event"] == "Packed" else line for line in lines]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in made_up))
-    times(monkeypatch, together=len(programs) > 1)  # the opposite is measured
+    times(monkeypatch, together=len(programs) > 1)  # times favor the opposite choice
     train(tmp_path / "like", study(), like=str(tmp_path / "run"))
     assert chosen(tmp_path / "like") == [([*map(len, programs)], True)]
 
@@ -122,7 +122,7 @@ def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(
 
 def test_split_members_have_the_shares_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def split(name: str, first: float, **how: Any) -> dict[str, Any]:
-        """Results of a run whose policy wants this share of one member on the first device."""
+        """Return the results of a run whose policy wants the share `first` of member "wide" on the first device."""
 
         def wanted(member: str, asked: int) -> Mapping[int, float]:
             return {0: first, 1: 1.0 - first} if member == "wide" else {1: 1.0}

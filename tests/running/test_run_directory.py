@@ -1,4 +1,4 @@
-"""The directory of a run: whose it is, who may be there, and what becomes of a run without it."""
+"""Tests the directory of a run: its owner and permissions, its lock, and what happens if it cannot be written or is removed."""
 
 import errno
 import fcntl
@@ -68,7 +68,7 @@ def test_where_none_can_be_made_a_sentence_says_so(tmp_path: Path, where: str) -
 
 @pytest.fixture
 def read_only(small_disk: Path) -> Iterator[Path]:
-    """A file system that cannot be written."""
+    """A file system that is mounted read-only."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     yield small_disk
 
@@ -106,7 +106,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_clock_that_is_set_makes_no_stranger_of_a_driver(tmp_path: Path) -> None:
-    """What the lock says of its holder is nothing that the clock decides."""
+    """The lock identifies its holder by values that do not change when the clock is set."""
     with Lock(tmp_path / "run.lock"):
         pid, _, begun = (tmp_path / "run.lock").read_text().split()
     assert int(pid) == os.getpid()
@@ -114,7 +114,7 @@ def test_a_clock_that_is_set_makes_no_stranger_of_a_driver(tmp_path: Path) -> No
 
 
 def test_a_lock_is_that_of_the_directory_which_is_there_when_it_is_taken(tmp_path: Path) -> None:
-    """Another command has it for a moment, to move the directory aside and begin anew."""
+    """A lock is taken in the new directory if its holder meanwhile moved the old one aside and started afresh."""
     run = tmp_path / "run"
     run.mkdir()
     descriptor = open_append_descriptor(run / "run.lock")
@@ -151,7 +151,7 @@ def test_a_run_that_another_command_has_set_aside_is_not_moved_again(tmp_path: P
 
 
 class Starting(studies.Vectors):
-    """Starts a program that outlives the run."""
+    """Samples of which one starts a program that outlives the run."""
 
     def __init__(self, length: int, note: Path) -> None:
         super().__init__(length)
@@ -164,7 +164,7 @@ class Starting(studies.Vectors):
 
 
 def test_files_are_settled_where_one_was_saved_twice(tmp_path: Path) -> None:
-    """As of a section that a member trained again, since its device was lost. One raised, and links of members after it pointed to older files."""
+    """Settling accepts a file that was saved twice, as when a section is trained again after a device was lost, and updates the links."""
     member, folder = MemberState("m"), tmp_path / "members" / "m"
     folder.mkdir(parents=True)
     for position in (5, 8, 5, 16, 24):
@@ -192,7 +192,7 @@ def test_programs_that_a_dataset_starts_do_not_hold_the_lock(tmp_path: Path) -> 
 
 
 def test_a_leading_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell leaves it in ``--dir=~/run``; a directory that is called ~ is soon removed with the home."""
+    """A shell does not expand ``--dir=~/run``, and whoever deletes a directory named ``~`` easily deletes their home instead."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     argosy.train(studies.study(epochs=1), directory="~/run", launcher="inline", quiet=True)

@@ -1,4 +1,4 @@
-"""Runs over samples of unlike length: what a plain loop makes of them, whatever steps them and wherever they were interrupted."""
+"""Tests that runs over samples of different lengths give the results of a plain loop, however they are stepped or interrupted."""
 
 import time
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_a_stream_of_texts_killed_within_a_window_goes_on_as_if_nothing_had_been
 
 
 def dropped(sample: Any) -> Any:
-    """For `Data.then`: leaves out some tokens."""
+    """A function for `Data.then` that drops random tokens."""
     text, label = sample
     ids = text["ids"]
     return {"ids": ids[torch.rand(len(ids)) < 0.8]} if len(ids) > 4 else text, label
@@ -128,7 +128,7 @@ def test_random_work_gets_samples_as_they_are_and_may_change_their_lengths(tmp_p
 
 
 def shifted(batch: Any) -> Any:
-    """For `Data.on_device`: other labels; texts pass through."""
+    """A function for `Data.on_device` that swaps the labels and passes texts through."""
     text, labels = batch
     return text, 1 - labels
 

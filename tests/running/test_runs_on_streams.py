@@ -1,4 +1,4 @@
-"""A stream killed three times within one epoch, gone on with on other workers, devices and nodes: as if nothing had been."""
+"""Tests that a run on a stream killed three times within an epoch and resumed on other workers, devices and nodes equals a whole run."""
 
 import time
 from pathlib import Path
@@ -66,7 +66,7 @@ argosy.train(study, directory=directory, launcher=launcher, devices=devices, loa
              numerics="exact", checkpoint_seconds=0.0, block_size=16)
 """
 PLACES = [("cpu:2", 2, 1), ("cpu:1", 1, 1), ("cpu:1", 3, 2)]
-"""Devices of each node, loader workers and nodes of the runs that are killed."""
+"""Devices per node, loader workers and nodes of the killed runs."""
 
 
 def begun(
@@ -115,7 +115,7 @@ def test_three_kills_in_one_epoch_and_none_of_them_can_be_told(
     assert audit(run) == []
     told = argosy.load(run).keeping["train"]
     if keep == "keep":
-        # Nothing was prepared: a stream is read once, whoever goes on with it.
+        # Nothing was prepared again: a kept stream is read only once, even by resumed runs.
         assert sum(event.samples for event in read_journal(run) if isinstance(event, Fed)) == 0
         assert told == "read by an earlier run"
     else:
