@@ -1,4 +1,4 @@
-"""A run directory belongs to one study: whatever decides a member's result and was changed is found, and said."""
+"""Tests that a run directory belongs to one study: each change to what determines a member's result is found and reported."""
 
 import importlib
 import json
@@ -149,7 +149,7 @@ SAME = {
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argosy.Study]:
-    """Takes a study file, changed or not, as the command takes it in a process of its own."""
+    """Return a function that loads the study file, with a change or without, as a new process of the command would."""
 
     def load(old: str = "", new: str = "", *, name: str = "study") -> argosy.Study:
         assert old in FILE + BESIDE + FURTHER
@@ -159,7 +159,7 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argos
             (folder / file).write_text(text.replace(old, new) if old else text)
         monkeypatch.setattr(sys, "path", [*sys.path])
         for module in (name, "beside", "further"):
-            monkeypatch.setitem(sys.modules, module, sys)  # so that it is none of them again after the test
+            monkeypatch.setitem(sys.modules, module, sys)  # so that monkeypatch removes the module after the test
             monkeypatch.delitem(sys.modules, module)
         return load_study(folder / f"{name}.py")
 
@@ -168,18 +168,18 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argos
 
 @pytest.fixture
 def finished(load: Callable[..., argosy.Study], tmp_path: Path) -> Path:
-    """The directory of a finished run of the file."""
+    """Return the directory of a finished run of the unchanged file."""
     assert train(load(), tmp_path / "run").status == "done"
     return tmp_path / "run"
 
 
 def train(study: argosy.Study, directory: Path, **settings: Any) -> argosy.Report:
-    """A run in this process."""
+    """Train the study in this process."""
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **settings)
 
 
 def refused(study: argosy.Study, directory: Path, **settings: Any) -> str:
-    """The message; what is in the directory stays as it is."""
+    """Check that the study is refused and the directory left unchanged, and return the message."""
     files = [directory / "journal.jsonl", directory / "study.json"]
     before = [file.read_bytes() for file in files]
     with pytest.raises(RunError) as error:
@@ -198,7 +198,7 @@ def test_code_that_changed_is_found_and_what_does_not_matter_is_not(
         assert message in refused(load(*change), finished), name
     for name, change in SAME.items():
         assert train(load(*change), finished).status == "done", name
-    # Under the name of another file, or with a longer rule, it is the same study.
+    # With another file name or a later stop, it is still the same study.
     assert train(load("MaxEpochs(1)", "MaxEpochs(2)", name="longer"), finished).member("a").epochs == 2
 
 
@@ -220,7 +220,7 @@ def test_a_digest_is_the_same_in_every_process() -> None:
 
 
 class Own(torch.optim.Optimizer):
-    """An optimizer of the user's: torch wraps `step` of its class when the first one is made."""
+    """A user-defined optimizer; torch wraps its class's `step` when the first instance is created."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
@@ -232,7 +232,7 @@ class Own(torch.optim.Optimizer):
 
 
 class Heir(Own):
-    """It has the step of another one."""
+    """An optimizer that inherits its `step`."""
 
 
 @pytest.mark.parametrize("first", [Own, Heir])
@@ -249,7 +249,7 @@ def test_a_digest_is_the_same_when_optimizers_of_the_class_were_made(
 
 
 def test_a_function_of_a_package_may_enclose_itself() -> None:
-    """As those do that `torch.jit.script_method` leaves in a class."""
+    """A function whose closure contains itself, as `torch.jit.script_method` leaves in classes, has a digest."""
 
     def lowered(number: int) -> int:
         return lowered(number - 1) if number else 0
@@ -259,12 +259,12 @@ def test_a_function_of_a_package_may_enclose_itself() -> None:
 
 
 def scaled(output: torch.Tensor, target: torch.Tensor, by: float = 1.0) -> torch.Tensor:
-    """A loss of our own."""
+    """A custom loss."""
     return torch.nn.functional.cross_entropy(output, target, reduction="none") * by
 
 
 def own_step(model: torch.nn.Module, batch: Any) -> Any:
-    """A step of its own."""
+    """A custom training step."""
     return scaled(model(batch[0]), batch[1])
 
 
@@ -300,11 +300,11 @@ OF_STUDY = {
 
 
 def interrupting(batch: Any) -> Any:
-    """An augmentation that ends the run once, in the folder that the environment names, when members have begun: it is called to measure before."""
+    """An augmentation that ends the run in the folder $INTERRUPT once, after a member has started: measuring calls it before that."""
     folder = os.environ.get("INTERRUPT")
     if folder and any(isinstance(event, MemberStarted) for event in read_journal(Path(folder))):
         del os.environ["INTERRUPT"]
-        signal.raise_signal(signal.SIGTERM)  # a shell may have its background ignore SIGINT
+        signal.raise_signal(signal.SIGTERM)  # not SIGINT, which background jobs of a shell may ignore
     return batch
 
 
@@ -325,7 +325,7 @@ def test_a_field_that_decides_a_result_is_found_and_said(
         assert message in refused(asked(**{field: value}), tmp_path), field
     long = asked({"subset": [*range(59)]})
     assert "… (59 in all)" in refused(long, tmp_path)
-    # What may change: rules, devices, and members that are added.
+    # Stopping rules and devices may change, and members may be added.
     new = studies.member("new")
     more = [new, studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two", augment=interrupting)]
     assert train(asked(fleet=more), tmp_path).status == "done"
@@ -344,7 +344,7 @@ def test_other_samples_of_either_split_are_found_as_soon_as_the_data_is_open(tmp
 
 
 class Labelled(studies.Vectors):
-    """Samples whose labels are kept in a list."""
+    """A dataset with its labels in a list."""
 
     def __init__(self, labels: list[int]) -> None:
         super().__init__(len(labels), noise=0.0)
@@ -355,7 +355,7 @@ class Labelled(studies.Vectors):
 
 
 class Rows(studies.Vectors):
-    """Samples whose labels are in a DataFrame."""
+    """A dataset with its labels in a DataFrame."""
 
     def __init__(self, labels: list[int]) -> None:
         super().__init__(len(labels), noise=0.0)
@@ -367,7 +367,7 @@ class Rows(studies.Vectors):
 
 @pytest.mark.parametrize("kind", ["arrays", "Dataset", "Subset", "DataFrame"])
 def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
-    """Not the first one, not the last, and none that is probed."""
+    """A changed label is found although its sample is neither first nor last nor probed."""
 
     def asked(label: int, epochs: int) -> argosy.Study:
         labels = [index % 10 for index in range(40)]
@@ -382,7 +382,7 @@ def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
     train(asked(7, 1), tmp_path)
     assert "Data.train: its samples or labels have changed" in refused(asked(3, 2), tmp_path)
     assert train(asked(7, 2), tmp_path).status == "done"
-    if kind == "arrays":  # of a run with nothing to train others are not opened
+    if kind == "arrays":  # other datasets are not opened if nothing is left to train
         assert "Data.train: its samples or labels have changed" in refused(asked(3, 2), tmp_path)
 
 
@@ -411,7 +411,7 @@ def test_a_module_that_is_another_in_a_worker_is_refused(
     file = tmp_path / "of_workers.py"
     file.write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "of_workers", sys)  # so that it is not there again after the test
+    monkeypatch.setitem(sys.modules, "of_workers", sys)  # so that monkeypatch removes the module after the test
     monkeypatch.delitem(sys.modules, "of_workers")
     module: Any = importlib.import_module("of_workers")
     member = studies.member(**({"loss": module.loss} if reader == "loss" else {}))
@@ -438,7 +438,7 @@ def test_settings_that_a_script_sets_in_a_module_are_refused(
         f"def loss(output, target):\n    return output.mean() * {read}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "of_settings", sys)  # so that it is not there again after the test
+    monkeypatch.setitem(sys.modules, "of_settings", sys)  # so that monkeypatch removes the module after the test
     monkeypatch.delitem(sys.modules, "of_settings")
     module: Any = importlib.import_module("of_settings")
     wanted = imported_by([studies.member(loss=module.loss)])
@@ -454,7 +454,7 @@ def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: p
         "ROOT, SCALE = '/scratch/1', 1.0\ndef loss(output, target):\n    return output.mean() * SCALE * len(ROOT)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "of_nodes", sys)  # so that it is not there again after the test
+    monkeypatch.setitem(sys.modules, "of_nodes", sys)  # so that monkeypatch removes the module after the test
     monkeypatch.delitem(sys.modules, "of_nodes")
     module: Any = importlib.import_module("of_nodes")
     wanted = imported_by([studies.member(loss=module.loss)])
@@ -466,7 +466,7 @@ def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: p
 
 
 def broken(batch: Any) -> Any:
-    """An augmentation that does not work."""
+    """An augmentation that always raises."""
     raise ValueError("broken")
 
 
@@ -489,5 +489,5 @@ def test_a_search_that_is_refused_journals_nothing_of_it(tmp_path: Path) -> None
     with pytest.raises(RunError, match="a different study"):
         search(lambda parameters: studies.member(lr=parameters["lr"], hidden=9), n_trials=2)
     assert [event for event in read_journal(tmp_path) if isinstance(event, SearchBegan | Proposed)] == begun
-    # To undo the change is what the message says.
+    # Undoing the change, as the message advises, resumes the search.
     assert len(search(lambda parameters: studies.member(lr=parameters["lr"]), n_trials=1).table()) == 1

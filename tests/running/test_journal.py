@@ -1,4 +1,4 @@
-"""The record of a run: what somebody acts on is on the disk first; what nobody acts on costs no flush of its own."""
+"""Tests that journal events are on disk before anything acts on them, and that other events cause no flush of their own."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Killed and resumed == uninterrupted, whatever was killed when; and nothing is left behind."""
+"""Tests that a run killed at any point and resumed gives the results of an uninterrupted run, and that no process is left behind."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     run.process.kill()
     run.process.wait()
     run.go_on()
-    # The same command, at once: it waits for the processes of the killed driver.
+    # The same command, started at once, waits for the processes of the killed driver.
     assert Run(tmp_path).end() == 0
     assert run.left() == []
     assert evidence.results(tmp_path) == uninterrupted
@@ -54,7 +54,7 @@ def test_a_signal_saves_every_member_and_the_same_command_goes_on(
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal: the driver has none any more when it acts on the first one."""
+    """Return whether a process has a handler for a signal; the driver removes its handlers when it acts on the first signal."""
     caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
     return bool(int(caught, 16) >> (number - 1) & 1)
 
@@ -62,11 +62,11 @@ def catches(pid: int, number: signal.Signals) -> bool:
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     run = Run.halted(tmp_path, "MemberStarted", 5, unsure(1))
     for process in run.role("trainer"):
-        process.suspend()  # nobody can save, so the first signal has to wait
+        process.suspend()  # no trainer can save, so the driver waits after the first signal
     run.go_on()
     run.process.send_signal(signal.SIGINT)
     while catches(run.process.pid, signal.SIGTERM):
-        time.sleep(0.01)  # the kernel makes one of two signals that come before the driver has run
+        time.sleep(0.01)  # the kernel merges two signals that arrive before the driver runs
     time.sleep(0.5)
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Kinds of programs in a run: each is tried on steps that count, what is refused is made again, and what was chosen is found again."""
+"""Tests kinds of programs: each is tried on real training steps, a refused one is replaced, and a choice is reused on resuming."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("replayable", "captured")
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The more members in a program the better, and captured ones are the best."""
+    """Make programs cheaper the more members they have, and captured programs cheaper still."""
 
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         fusion_group.costs[fusion_group.now] = {"plain": 1.0, "graphed": 0.1}[
@@ -34,7 +34,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def study(model: Callable[[], nn.Module], epochs: int) -> argosy.Study:
-    """Four members alike and a single one."""
+    """Return a study of four like members and one that differs."""
     train, val = packs.samples(train=320)
     fleet = [member(f"m{n}", model=model, optimizer=partial(SGD, lr=0.02 * (n + 1), momentum=0.9)) for n in range(4)]
     return argosy.Study(
@@ -53,7 +53,7 @@ def weights(directory: Path, name: str) -> Any:
 
 
 def told(directory: Path, name: str) -> list[tuple[str, int, bool]]:
-    """Of the programs of a member: their kind, members, and whether they were to stay."""
+    """Return the kind and size of each program chosen for a member, and whether the choice was settled."""
     events = evidence.event_lines(directory, "Packed")
     return [(e["kind"], len(p), e["settled"]) for e in events for p in e["programs"] if name in p]
 
@@ -75,7 +75,7 @@ def test_captured_programs_are_chosen_and_found_again(tmp_path: Path) -> None:
 
 @pytest.mark.falls_back
 def test_what_cannot_be_captured_is_made_again_plainly(tmp_path: Path) -> None:
-    """Each draws from its own state: nobody else's masks, and nothing that could be recorded."""
+    """Dropout draws from each member's own random state, which cannot be captured, so the members fall back to a plain program."""
     report = run(tmp_path / "run", study(packs.convnet, 3))
     assert {row.status for row in report.rows} == {"done"}
     assert told(tmp_path / "run", "m0")[-1] == ("plain", 4, True)

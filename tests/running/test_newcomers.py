@@ -291,7 +291,7 @@ def test_newcomers_wait_while_nodes_find_out_what_sharing_costs(
 def test_a_member_that_is_to_start_when_others_have_left_its_place_is_given_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newcomer that could join either of two legs at their barriers stays with its choice, where it waits for a member that moves there."""
+    """A newcomer that could join either of two legs at their barriers is assigned to one only, and waits there for a member that moves to it."""
     study, (first, second, late) = fakes.fleet(4, 4, 2), fakes.names_of(3)
 
     def place(waiting: Collection[str]) -> dict[str, list[str]]:

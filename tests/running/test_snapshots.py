@@ -1,4 +1,4 @@
-"""Weights of a member's last sections: they are those of a run that ended there, and an ensemble may take several of one member."""
+"""Tests snapshots: each equals the weights of a run that ended with its section, and an ensemble may use several of one member."""
 
 import itertools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ VAL = (torch.randn(60, 12, generator=torch.Generator().manual_seed(1)), torch.ar
 
 
 def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) -> argosy.Study:
-    """Networks that nobody ends before the last epoch, validated on `VAL`."""
+    """Return a study validated on `VAL` whose ensemble ends no member before the last epoch."""
     rule = EnsemblePlateau(patience=20, snapshot_bytes=snapshot_bytes)
     wanted = studies.steered(**rest)
     return replace(
@@ -34,25 +34,25 @@ def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) ->
 
 
 def kept(directory: Path, name: str) -> dict[tuple[int, int], Mapping[str, torch.Tensor]]:
-    """What a member's newest file keeps, by section."""
+    """Return the snapshots in a member's newest checkpoint, by epoch and section."""
     saved = state_of(directory).member(name).saved[-1]
     return unstacked(checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"])
 
 
 def last(directory: Path, name: str) -> dict[str, Any]:
-    """Weights at a member's end."""
+    """Return a member's final weights."""
     saved = state_of(directory).member(name).saved[-1]
     found: dict[str, Any] = checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["model"]
     return found
 
 
 def equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether weights are the same to the bit."""
+    """Return whether the weights are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
-    found, weight = Snapshots(100), torch.zeros(10)  # of 40 bytes
+    found, weight = Snapshots(100), torch.zeros(10)  # 40 bytes
     for section in range(5):
         found.add((section, 0), {"weight": weight.fill_(section)})
     again = unstacked(found.stacked())
@@ -145,7 +145,7 @@ def test_the_ensemble_is_a_choice_of_all_that_is_kept(select: How, tmp_path: Pat
     wanted = study()
     report = run(wanted, tmp_path)
     x, y = VAL
-    names = [row.name for row in report.rows]  # halves are drawn from these in the order of the table
+    names = [row.name for row in report.rows]  # bagging draws halves of these names in the order of the table
     networks = {name: report.member(name).load() for name in names}
     best = {name: state_of(tmp_path).member(name).best for name in names}
     for name, epoch in itertools.product(names, range(EPOCHS)):

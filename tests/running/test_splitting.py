@@ -1,4 +1,4 @@
-"""Where members may be split, and what that costs: known before the first plan, with a reason where nobody is."""
+"""Tests that a run knows before its first plan where members may be split and at what cost, or why none may be."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Devices that wait for one another in vain are told from those that wait for a slow one, by what they show alone."""
+"""Tests that heartbeats alone distinguish devices that wait for one another in vain from devices that wait for a slow one."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from argosy.stream.heartbeat import Heartbeat, Sign
 
 SECONDS = 8.0
 TOGETHER = {("a", "b"): ("feeder", "a", "b", "c")}
-"""Two devices that carry members together, and one of the same leg that does not."""
+"""Two devices that share members; the feeder and a third device of their leg are watched with them."""
 
 PLANNED = Flotilla(placements=(Placement(member="m", devices=("d0",), seconds_per_sample=1.0),))
 
@@ -36,7 +36,7 @@ def found(
     feeder: Callable[[int], Sequence[Sign]] = lambda now: [idle()],
     seconds: int = 40,
 ) -> list[tuple[int, str]]:
-    """When somebody is found to stand still, and in which words, observed once a second."""
+    """Return when devices are found to stand still, and the messages, if they are observed once a second."""
     standstills, said = Standstills(SECONDS), []
     for now in range(seconds):
         shown = {"a": [a(now)], "b": [b(now)], "c": [c(now)], "feeder": feeder(now)}
@@ -60,12 +60,12 @@ def test_a_sum_that_one_never_begins_hangs() -> None:
 @pytest.mark.parametrize(
     "others",
     [
-        {"b": busy},  # It makes steps of its own.
-        {"b": lambda now: busy(now) if now % 5 == 0 else idle(now // 5)},  # It was seen between two steps.
-        {"b": idle},  # It is quick.
-        {"b": lambda now: waits(now // 4)},  # It waits for something else, again and again.
-        {"b": lambda now: idle(), "c": busy},  # A slower one has the blocks.
-        {"b": lambda now: idle(), "feeder": lambda now: [idle(), busy(now)]},  # Its block is being prepared.
+        {"b": busy},  # b steps members of its own.
+        {"b": lambda now: busy(now) if now % 5 == 0 else idle(now // 5)},  # b was seen between two steps.
+        {"b": idle},  # b is quick.
+        {"b": lambda now: waits(now // 4)},  # b repeatedly waits for a new step.
+        {"b": lambda now: idle(), "c": busy},  # A slower device still holds the blocks.
+        {"b": lambda now: idle(), "feeder": lambda now: [idle(), busy(now)]},  # b's next block is being prepared.
     ],
 )
 def test_who_waits_for_a_slow_one_is_left_alone(others: dict[str, Callable[[int], Sign]]) -> None:
@@ -81,7 +81,7 @@ def test_nobody_stands_still_who_waits_for_no_sum() -> None:
 
 
 def test_what_a_device_does_while_it_waits_for_the_same_is_no_progress() -> None:
-    """It saves its members every few seconds."""
+    """A device that saves its members every few seconds while it waits for the same sum still counts as standing still."""
     (first, _), *_ = found(lambda now: busy(now) if now % 4 == 0 else waits(), lambda now: waits())
     assert first < 2 * SECONDS
 

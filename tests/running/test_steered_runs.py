@@ -1,4 +1,4 @@
-"""Runs that their ensemble steers: what was decided follows from what members answer alone, and members are what they are alone."""
+"""Tests runs steered by an ensemble: decisions depend only on the members' answers, and members get the same results as alone."""
 
 import math
 import time
@@ -38,7 +38,7 @@ study = studies.steered
 
 
 def decisions(directory: Path) -> list[EnsembleChosen]:
-    """What was decided, in the order of the journal."""
+    """Return the ensemble's decisions in the order of the journal."""
     return state_of(directory).ensembles
 
 
@@ -70,7 +70,7 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     assert again.weights == pytest.approx(last.weights)
     assert again.loss == pytest.approx(last.loss, abs=1e-5)
     assert again.held_out == pytest.approx(last.held_out, abs=1e-5)
-    # Other answers to what is held out change no weight; other answers to any other sample do.
+    # Changed answers to held-out samples change no weight; changed answers to the other samples do.
     apart = permutation(wanted.seed, APART, 40)[:10]
     worst = min(last.weights, key=lambda name: last.weights[name])
     for rows, same in ((apart, True), (np.setdiff1d(np.arange(40), apart), False)):
@@ -95,7 +95,7 @@ def test_a_loss_that_falls_by_one_power_comes_to_where_that_leads_and_one_that_r
 
 
 def test_of_use_is_also_a_member_that_is_on_its_way_and_one_of_which_nothing_is_known() -> None:
-    # So many good ones that every half has one of them.
+    # Enough good members that every drawn half contains one.
     answers = {**{f"good{number}": 0.9 for number in range(6)}, "late": 0.2, "slow": 0.2, "young": 0.2}
     terms = {name: np.full((20, 1), right, dtype=np.float32) for name, right in answers.items()}
     reach = -math.log(0.9)

@@ -1,7 +1,7 @@
-"""Two hosts for real: two network namespaces, and a link of 200 Mbit/s between them.
+"""Tests sharing between two real hosts: two network namespaces joined by a link of 200 Mbit/s.
 
-The driver runs on the one. The data of its second node, which a feeder opens itself, moves that feeder to the other: all
-that the two feeders have left in common is the link.
+The driver runs on the first host. When the feeder of its second node opens the data, their factory moves the feeder to the
+second host, so that the two feeders can communicate only over the link.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ argosy.train(test_two_hosts.study(kind, host), directory=directory, devices="cpu
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """196 kB each, at next to no cost."""
+    """Samples of 196 kB each that cost almost nothing to prepare."""
 
     def __len__(self) -> int:
         return 128
@@ -47,7 +47,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Riddles(studies.Vectors):
-    """56 bytes each, and 4 ms of a core."""
+    """Samples of 56 bytes each that take 4 ms of CPU time to prepare."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         until = time.thread_time() + 0.004
@@ -57,7 +57,7 @@ class Riddles(studies.Vectors):
 
 
 class Coarse(nn.Module):
-    """A network that looks at the mean of each channel."""
+    """A linear network on the mean of each channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Coarse(nn.Module):
 
 
 class Moving:
-    """A factory of data that takes the feeder of the second node to another host before it opens them."""
+    """A data factory that moves the second node's feeder to another host before it opens the data."""
 
     def __init__(self, kind: str, host: str | None) -> None:
         self.kind, self.host = kind, host
@@ -81,7 +81,7 @@ class Moving:
 
 
 def enter(host: str) -> None:
-    """Let this process, and all that it forks, live on a host; connections that it has stay as they are."""
+    """Move this process and its future children to a host's network namespace; open connections are kept."""
     descriptor = os.open(f"/var/run/netns/{host}", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, CLONE_NEWNET):
@@ -90,7 +90,7 @@ def enter(host: str) -> None:
 
 
 def study(kind: str, host: str | None = None) -> argosy.Study:
-    """Two members over data of a kind; without a host everything stays where it is."""
+    """Return a study of two members on data of this kind; without `host`, no feeder moves."""
     model = {"model": Coarse} if kind == "pictures" else {}
     fleet = [studies.member("even", batch_size=16, **model), studies.member("odd", batch_size=10, **model)]
     return studies.study(data=argosy.Data(train=Moving(kind, host)), fleet=fleet)
@@ -98,7 +98,7 @@ def study(kind: str, host: str | None = None) -> argosy.Study:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
-    """Two of them, joined by a slow link."""
+    """The names of two network namespaces joined by a slow link."""
     limit = ("rate", "200mbit", "burst", "64kb", "latency", "50ms")
     with contextlib.ExitStack() as until_then:
         try:
@@ -111,7 +111,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 def run(directory: Path, hosts: tuple[str, str], kind: str) -> tuple[dict[str, Any], int]:
-    """Train on two hosts; returns how they shared, and the bytes that came to the second one."""
+    """Train on two hosts; return the journaled choice of sharing and the number of bytes that the second host received."""
     here, there = hosts
     words = ["ip", "netns", "exec", here, sys.executable, "-W", "error", "-c", SCRIPT, str(directory), kind, there]
     environment = {
@@ -135,13 +135,13 @@ def test_hosts_share_what_is_dear_to_prepare_and_nothing_that_their_link_cannot_
     chosen, received = run(tmp_path / "two", hosts, kind)
     assert evidence.results(tmp_path / "two") == evidence.results(tmp_path / "one")
     assert evidence.event_lines(tmp_path / "two", "WorkerLost") == []
-    # At least the blocks that the link was measured with really went over it.
+    # At least the blocks that measured the link went over it.
     assert received > 2**20
     if kind == "pictures":
         assert chosen["sharing"] == "local"
         carried = re.search(r"carries (\d+) MB/s of samples of 196,616 bytes", chosen["reason"])
         assert carried is not None
-        # Both directions of the link at once, at most.
+        # At most both directions of the link at once.
         assert 0.2 * LINK_BYTES_PER_SECOND < float(carried[1]) * 1e6 < 2 * LINK_BYTES_PER_SECOND
     else:
         assert chosen["sharing"] in PIPELINES

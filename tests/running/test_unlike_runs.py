@@ -1,4 +1,4 @@
-"""Unlike members that are one program in a run: what becomes of them is what becomes of them alone, and of them again."""
+"""Tests that unlike members trained as one program get the same results as alone, and the same again in repeated runs."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ WIDTHS = (24, 32, 40, 24)
 
 
 def mlp(width: int, depth: int) -> nn.Module:
-    """Members of these sizes have the bits of each alone, but for widths of 4."""
+    """Return a network whose results in a program equal those alone bit for bit, except at width 4."""
     sizes = [16] + [width] * depth
     hidden = (
         nn.Sequential(nn.Linear(ins, outs), nn.Tanh(), nn.Dropout(0.1)) for ins, outs in itertools.pairwise(sizes)
@@ -40,7 +40,7 @@ def unlike(
     dtype: torch.dtype = torch.float64,
     **own: dict[str, Any],
 ) -> Any:
-    """Members of several architectures; `own` are fields of some of them."""
+    """Return members of several architectures; `own` maps names to fields of these members alone."""
     optimizers = [
         partial(SGD, lr=0.02 * (n + 1), momentum=0.9) if n % 2 else partial(Adam, lr=0.01) for n in range(count)
     ]
@@ -57,13 +57,13 @@ def unlike(
 
 
 def train(directory: Path, what: argosy.Study, **settings: Any) -> dict[str, Any]:
-    """What each section of each member came to."""
+    """Train the study and return its results."""
     argosy.train(what, directory=directory, launcher="inline", devices="cpu:1", quiet=True, **settings)
     return evidence.results(directory)
 
 
 def rounding(epochs: int = 3) -> argosy.Study:
-    """Members with products of so few multiplications that programs show in their last bits."""
+    """Return a study whose matrix products are so small that the choice of programs changes the last bits of results."""
     fleet = unlike(batch_size=4, width=4, dtype=torch.float32)
     return study(fleet, epochs, torch.float32)
 
@@ -100,7 +100,7 @@ def test_one_that_ends_badly_ends_alone(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_shows_is_chosen_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: Path, together: bool
 ) -> None:
-    """A resumed run, a second one, and one like it on another machine have the programs and the bits of the first."""
+    """A resumed run, a second run, and a run on another machine with `like` use the programs of the first and give the same bits."""
     times(monkeypatch, together=together)
     programs = [([4] if together else [1] * 4, True)]
     first = train(tmp_path / "first", rounding())

@@ -1,4 +1,4 @@
-"""Trainers that are gone exactly while they save a member which leaves: it goes on from its newest file, whatever else goes on."""
+"""Tests that a leaving member whose trainer is lost while saving it resumes from its newest checkpoint, whatever else happens."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,12 +12,12 @@ from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.watch.phase import Phase
 
-pytestmark = pytest.mark.tampers  # nobody trained, so no digest is right
+pytestmark = pytest.mark.tampers  # no member really trains, so no digest is right
 A, B, C = fakes.names_of(3)
 
 
 def starts(directory: Path) -> Counter[str]:
-    """How often each member began, or went on."""
+    """Return how often each member started or resumed."""
     return Counter(line["member"] for line in evidence.event_lines(directory, "MemberStarted"))
 
 
@@ -59,7 +59,7 @@ def test_while_it_carries_a_part_of_a_member_already(tmp_path: Path, monkeypatch
 
 
 def test_which_it_carried_together_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of its devices saves it, which need not be the first of the leg's."""
+    """A split member is saved by the first of its own devices, which need not be the leg's first device."""
     living.trusting(monkeypatch)
     left: list[str] = []
 

@@ -1,5 +1,5 @@
-"""Several judges: the gravest fate counts, and only what is certain to all is certain. Who has more to bring keeps a run from
-being done."""
+"""Tests verdicts of several judges: the gravest fate wins, and only sections that all are certain of are certain. A search that
+still has trials to bring keeps its run from being done."""
 
 import shutil
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ VERDICTS = st.builds(Verdict, st.sampled_from(Fate), st.sampled_from(["", "a", "
 
 @dataclass
 class Says:
-    """Always the same."""
+    """A judge that always gives the same verdict."""
 
     answer: Verdict
 
@@ -57,7 +57,7 @@ def test_rules_are_the_members_own_or_the_studys() -> None:
 
 
 LATER = {"scheduler": "random", "n_trials": 4, "max_epochs": 2, "at_once": 2, "numerics": "exact"}
-"""A search that brings the next trial when one has ended."""
+"""Settings of a search that brings the next trial when one has ended."""
 
 
 def test_a_search_that_is_paused_as_the_trials_at_hand_end_is_not_done(
