@@ -171,7 +171,7 @@ def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: 
 
 
 def asserts_at(batch: Any, calls: Path, at: tuple[int, ...]) -> Any:
-    """A `Data.on_device` whose calls number `at` break the device, so that no member is at fault."""
+    """A `Data.on_device` function that breaks the device in the calls numbered `at`, so that no member is at fault."""
     with calls.open("a") as file:
         file.write(".")
     if calls.stat().st_size in at:
@@ -215,7 +215,7 @@ def test_a_member_that_asserts_for_what_it_became_has_diverged(tmp_path: Path) -
 
 
 class Hanging(nn.CrossEntropyLoss):
-    """A loss that once occupies the device for an hour: in its 18th validation batch, counted over all processes."""
+    """A loss that once occupies the device for an hour, in its 18th validation batch counted over all processes."""
 
     def __init__(self, calls: Path) -> None:
         super().__init__()
