@@ -1,7 +1,7 @@
-"""Members that only count: what a step makes of their one weight is arithmetic on where the batch lies in the stream.
+"""Members that only count: a step computes their one weight from its previous value and the place of the batch in the stream.
 
-A weight so proves which batches were stepped on, in which order, and that none was missed or came twice: `weight_after` tells it
-of a list of stream epochs without any trainer.
+The weight thus proves which batches were stepped on and in which order, and that none was missed or came twice. `weight_after`
+computes the expected weight from a list of stream epochs, without a trainer.
 """
 
 import math
@@ -21,20 +21,20 @@ from argosy.training.member.live import Best
 __all__ = ["Counted", "CountingBlock", "CountingMember", "loss_after", "weight_after"]
 
 MASK = 2**61 - 1
-"""A weight is less; files and journals hold it exactly."""
+"""The largest weight; files and journals hold all weights up to it exactly."""
 NETWORK = nn.Module()
-"""That of every member, which asks no more of it than how large it is."""
+"""The network of every member; only its size is ever asked for."""
 
 
 def stepped(weight: int, epoch: int, start: int, rows: int) -> int:
-    """The weight after a batch of so many rows, from this element of a stream epoch on."""
+    """Return the weight after a step on the batch of `rows` rows that begins at an element of a stream epoch."""
     return (
         (weight ^ (epoch * 1_000_003 + start * 101 + rows)) * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407
     ) & MASK
 
 
 def weight_after(epochs: Sequence[int], length: int, batch: int, position: int) -> int:
-    """The weight of a member that has trained on these stream epochs, on the last of them up to a position."""
+    """Return the weight of a member that has trained on these stream epochs, on the last one only up to a position."""
     weight = 0
     for number, epoch in enumerate(epochs, start=1):
         stop = position if number == len(epochs) else length
@@ -44,7 +44,7 @@ def weight_after(epochs: Sequence[int], length: int, batch: int, position: int) 
 
 
 def loss_after(weight: int, epoch: float) -> float:
-    """Falls from section to section, more or less."""
+    """Return a loss that depends on the weight and tends to fall from section to section."""
     return (1.0 + weight % 997 / 997) / (1.0 + epoch)
 
 
@@ -65,14 +65,14 @@ class CountingBlock:
 
 @dataclass
 class Counts:
-    """Stands in the place of a tally and of a validation."""
+    """Replaces a tally and a validation."""
 
     rows: int = 0
     weight: int = 0
 
     @property
     def digest(self) -> Digest:
-        """What was stepped on."""
+        """The digest of the steps."""
         return Digest(self.rows, self.weight, 0)
 
     def mean_by_now(self, name: str) -> float:
@@ -82,18 +82,18 @@ class Counts:
 
 @dataclass(slots=True)
 class CountingMember:
-    """Has what a trainer asks of a `argosy.training.member.live.LiveMember`."""
+    """A member that only counts, with what a trainer uses of `argosy.training.member.live.LiveMember`."""
 
     member: Member
     backend: Any
     spend: Callable[[float], None]
     """Lets virtual time pass."""
     row_seconds: float
-    """That a row takes."""
+    """Virtual seconds that a step takes per row."""
     length: int
     lengths: dict[str, int]
     trips: Callable[["CountingMember"], None] = lambda live: None
-    """Called before each step: raises what the script wants."""
+    """Called before each step, to raise what the script wants."""
     weight: int = 0
     epoch: int = 0
     section: int = 0
@@ -108,7 +108,7 @@ class CountingMember:
     diverged: bool = False
     best: Best | None = None
     answers: None = None
-    """A member that only counts answers nothing in its validation."""
+    """A member that only counts has no answers to validation samples."""
     best_is_current: bool = False
     best_weight: int | None = None
     val_cutter: Any = None
@@ -120,7 +120,7 @@ class CountingMember:
     randomness: Any = field(default_factory=lambda: SimpleNamespace(uses_others=False))
     optimizer: Any = field(default_factory=lambda: SimpleNamespace(param_groups=[]))
     _loaded: int = 0
-    """Elements that were gathered when it was saved, until its epoch begins."""
+    """Elements of the next batch that were gathered when the member was saved; kept until its epoch begins."""
 
     def begin_epoch(self, orders: Any, stream_epoch: int, position: int = 0) -> None:
         """See `LiveMember.begin_epoch`."""
@@ -132,10 +132,10 @@ class CountingMember:
         """See `LiveMember.begin_section`."""
         self.val, self.val_cutter = Counts(), "val" in self.lengths or None
 
-    # ---- a program's
+    # ---- what a program calls
 
     def cut(self, place: Place) -> Iterator[tuple[int, int]]:
-        """The batches that a block completes: where each begins, and its rows."""
+        """Yield the batches that a block completes, as the start and the rows of each."""
         stop = place.start + place.rows
         if place.start > self.position + self.carried:
             raise AssertionError(
@@ -147,21 +147,21 @@ class CountingMember:
         self.carried = max(self.carried, stop - self.position, 0)
 
     def step(self, start: int, rows: int) -> None:
-        """On a batch."""
+        """Step on a batch."""
         self.trips(self)
         self.spend(rows * self.row_seconds)
         self.commit(start, rows)
 
     def evaluate(self, block: CountingBlock) -> Iterator[None]:
-        """On a block of validation samples."""
+        """Evaluate a block of validation samples."""
         stop = block.place.start + block.place.rows
-        if self.val.rows < stop:  # else it was left for a command behind it
+        if self.val.rows < stop:  # else it was evaluated already, and left to obey a command first
             self.spend(block.place.rows * self.row_seconds / 3)
             self.val.rows = stop
             yield
 
     def commit(self, start: int, rows: int) -> None:
-        """A batch was stepped on."""
+        """Note that a batch was stepped on."""
         if self.best_is_current:
             self.best_is_current, self.best_weight = False, self.weight
         self.weight = stepped(self.weight, self.stream_epoch, start, rows)
@@ -171,11 +171,11 @@ class CountingMember:
         self.train.rows += rows
         self.train.weight = self.weight
 
-    # ---- a section's end
+    # ---- the end of a section
 
     def end_section(self, sections: int) -> dict[str, float]:
         """See `LiveMember.end_section`."""
-        self.backend.synchronize()  # as whoever reads a loss
+        self.backend.synchronize()  # raises after an assertion, as reading a loss does
         loss = loss_after(self.weight, self.epoch + (self.section + 1) / sections)
         metrics = {"train_loss": loss, "lr": 0.1}
         if self.val_cutter is not None:
@@ -233,7 +233,7 @@ class CountingMember:
 
 
 class Counted:
-    """The program of a counting member."""
+    """The `solo` program of a counting member."""
 
     def __init__(self, live: CountingMember) -> None:
         self.live = live

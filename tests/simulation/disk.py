@@ -1,8 +1,8 @@
-"""A disk that loses its power: what was flushed stays, and of the rest chance decides.
+"""A disk whose power may be lost: what was flushed stays, and chance decides about the rest.
 
-Files are real ones, in memory. Each call of ``fsync`` says of a file or a folder that what it holds is on the disk. When the
-power goes, a name that was made, moved or removed since its folder was flushed is as it was then or as it is now, each by
-itself; of what was appended to a file since, a part may be there; what was written over is the old or the new.
+Files are real files, in memory. Each call of ``fsync`` records that the content of a file or folder is on the disk. At a loss of
+power, each name that was created, moved or removed since its folder was flushed independently becomes what it was then or stays
+what it is now. Of what was appended to a file since its flush, any part may remain; an overwritten file has its old or its new content.
 """
 
 import os
@@ -14,17 +14,17 @@ __all__ = ["Disk"]
 
 
 class Disk:
-    """Of one run directory."""
+    """The disk of one run directory."""
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root, self.chance = root, chance
         self._content: dict[int, bytes] = {}
-        """By inode, what was flushed."""
+        """The flushed content of files, by inode."""
         self._names: dict[Path, dict[str, int | str]] = {}
-        """By folder, the names that were flushed: an inode, or the target of a link."""
+        """The flushed names of each folder, with their inodes, or targets of links."""
 
     def flushed(self, descriptor: int) -> None:
-        """A file or folder is on the disk."""
+        """Note that a file or folder is on the disk."""
         status, there = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}")
         if stat.S_ISDIR(status.st_mode):
             self._names[there.readlink()] = _names(there)
@@ -32,7 +32,7 @@ class Disk:
             self._content[status.st_ino] = there.read_bytes()
 
     def all_flushed(self) -> None:
-        """All that there is is on the disk."""
+        """Note that everything is on the disk."""
         self._content.clear()
         self._names.clear()
         for path in (self.root, *self.root.rglob("*")):
@@ -42,7 +42,7 @@ class Disk:
                 self._content[path.stat().st_ino] = path.read_bytes()
 
     def lose_power(self) -> None:
-        """Leave what is found after that; it is on the disk."""
+        """Change the directory to what a loss of power leaves of it, all of which is on the disk."""
         folders = [path for path in self.root.rglob("*") if path.is_dir() and not path.is_symlink()]
         for folder in (self.root, *sorted(folders)):
             before, now = self._names.get(folder, {}), _names(folder)
@@ -55,7 +55,7 @@ class Disk:
         self.all_flushed()
 
     def _take_back(self, path: Path, before: int | str | None) -> None:
-        """Let a name be what it was when its folder was flushed."""
+        """Restore what a name was when its folder was flushed."""
         path.unlink(missing_ok=True)
         if isinstance(before, str):
             path.symlink_to(before)

@@ -1,4 +1,4 @@
-"""What holds of a run after every round of its driver, and at its end."""
+"""The invariants of a run: what must hold after every round of its driver, and at its end."""
 
 import json
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ __all__ = ["agrees", "ends_well", "holds"]
 
 ENDED = ("done", "stopped", "failed", "diverged")
 TO_START = frozenset({State.STARTING, State.MOVING})
-"""States in which an assignment waits for a member."""
+"""The states in which an assignment waits for a member."""
 IN_A_LEG = TO_START | {State.ASSIGNED}
 PLACES = tuple(State)
 
 
 def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
-    """Raise AssertionError where a member's state, its leg and the journal do not say the same."""
+    """Raise AssertionError if a member's state, its leg and the journal contradict each other."""
     state, leaving = driver.members.state(name), driver.members.leaving_of(name)
     if state is not State.REGROUPING:
         assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if leg else 'not in'} a leg"
@@ -42,10 +42,10 @@ def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
 
 
 def holds(driver: Driver) -> None:
-    """Raise AssertionError for what does not, after a round."""
+    """Raise AssertionError if an invariant does not hold after a round of the driver."""
     devices: set[str] = set()
     legs: dict[str, LiveLeg] = {}
-    """By member, the leg that it is in."""
+    """The leg of each member that is in one."""
     for leg in driver.legs.live:
         for device in leg.devices:
             assert device not in devices, f"{device} is in two legs"
@@ -73,7 +73,7 @@ def holds(driver: Driver) -> None:
 
 
 def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[str]) -> Iterator[str]:
-    """What does not hold of a run that has ended: each member was stepped on its stream epochs, on each batch once."""
+    """Yield what is wrong with a run that has ended; each member must have been stepped on every batch of its stream epochs once."""
     state = RunState.of(read_journal(directory))
     if state.ended is None or state.ended.status != "done":
         yield f"the run ended as {state.ended}"
@@ -95,7 +95,7 @@ def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[st
         if member.status == "done":
             most = epochs.get(source, max(scenario.epochs))
             wanted = [(epoch, section) for epoch in range(most) for section in range(scenario.per_epoch)]
-            # How far a trial of a search goes its scheduler says.
+            # The scheduler of a search decides how far a trial trains.
             last = len(member.sections) if scenario.scheduler not in ("", "random") else ends.get(name)
             yield from _trained(scenario, directory, member, wanted[: last or None], one.batch_size)
         elif not excused & {name, source} or member.status not in ENDED:
@@ -105,7 +105,7 @@ def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[st
 def _trained(
     scenario: Scenario, directory: Path, state: MemberState, wanted: list[tuple[int, int]], batch: int
 ) -> Iterator[str]:
-    """Of a clone that goes on from another one's file, the sections of that one come first."""
+    """Yield what is wrong with a member that is done; a clone that continues from a file has the sections of that file's member first."""
     sections = [(one.epoch, one.section) for one in state.sections]
     if sections != wanted:
         yield f"{state.name} has the sections {sections}"
@@ -118,7 +118,7 @@ def _trained(
     if not 0 <= left < (batch if last.section + 1 < scenario.per_epoch else 1):
         yield f"{state.name} has ended at {last.position} of its epoch"
     weight = weight_after(streams, scenario.length, batch, last.position)
-    if last.digest[1] != (weight if last.position else 0):  # it is of the epoch
+    if last.digest[1] != (weight if last.position else 0):  # the digest is that of the current epoch
         yield f"{state.name} has the digest {last.digest}, and not {weight}"
     file = directory / "members" / state.name / "last.pt"
     found = json.loads(file.read_bytes())["weight"] if file.exists() else None

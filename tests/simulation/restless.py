@@ -1,4 +1,4 @@
-"""A policy that places members anew at most barriers, so that they move all the time: other policies move them where it pays."""
+"""A policy that places members anew at most barriers, so that they move often; other policies move members only if it pays."""
 
 import random
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from argosy.profiles import Profile, pack_memory_bytes
 __all__ = ["Restless"]
 
 KEEPS = 0.3
-"""Of the barriers, those at which all stay where they are."""
+"""The share of barriers at which all members stay where they are."""
 SPLITS = 0.3
-"""Of the members that may be split, those that are."""
+"""The probability that a member that may be split is split."""
 
 
 @dataclass(slots=True)
 class Restless:
-    """Places by chance."""
+    """Places members at random."""
 
     chance: random.Random
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """See `Policy.launch`. Members of one leg are in the same epoch of their own; some wait where memory is short."""
+        """See `Policy.launch`. All members of a leg have trained the same number of epochs; members for which memory is short wait."""
         least = min(situation.epochs_done.get(profile.member, 0) for profile in situation.waiting)
         packs: dict[str, list[Profile]] = {device.name: [] for device in situation.free}
         placements = []

@@ -1,8 +1,8 @@
-"""A whole run in virtual time and in one process: the real driver and the real conversation of its trainers, from a seed.
+"""Plays a whole run from a seed, in virtual time and in one process, with the real driver and its real conversation with trainers.
 
-Time and the disk are those of the process: its clock, its chance and its ``fsync`` are replaced while a run is played, so that
-nothing of the driver can ask another one. What members do is counted (`counting`), what workers say takes its time (`world`),
-what goes wrong is in the script (`script`); what must hold is in `invariants`.
+The clock, the random numbers and the ``fsync`` of the process are replaced while a run is played, so that no code of the driver
+can reach the real ones. Members only count (`counting`), messages of workers take virtual time (`world`), and a script decides
+what goes wrong (`script`). What must hold is in `invariants`.
 """
 
 import gc
@@ -71,44 +71,44 @@ from simulation.world import Killed, SimulatedWorkers, Terms, World, measured
 __all__ = ["Outcome", "play"]
 
 PATIENCE_SECONDS = 3600.0
-"""Virtual time after which a driver that has not ended makes no progress."""
+"""Virtual time after which a driver that has not ended counts as making no progress."""
 MOST_ROUNDS = 20_000
 STEPS_AFTER_STOP = 2
-"""Most steps that a member makes while it is on its way to it that it is to stop; a step ends as many sections as its batch is long."""
+"""Most steps that a member makes before the command to stop reaches it; one step ends as many sections as its batch covers."""
 MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
-"""Asked for here, as the first question is answered by writing a file, which a full disk would refuse."""
+"""Read at import, because the first call of `gettempdir` writes a file, which a full disk would refuse."""
 PROCESS_STATE = ProcessState.here()
-"""As it was before anything is replaced."""
+"""Taken before anything is replaced."""
 PID, HOST, BEGUN, TIMES = 4321, "vm", "8640000", os.times_result((1.0, 1.0, 0.0, 0.0, 1.0))
 VERSIONS = {"argosy": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6", "python": "3.11.7"}
-"""What else a driver asks the system about its process, and writes: where a power cut tears a file depends on each letter in it."""
-gc.freeze()  # what was imported is never garbage, and looking through it again and again takes longer than a run
+"""What else a driver asks the system and writes into files; fixed, since where a power cut tears a file depends on each byte of it."""
+gc.freeze()  # imported modules are never garbage, and scanning them in every collection takes longer than a run
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a scenario."""
+    """The result of playing a scenario."""
 
     scenario: Scenario
     story: list[tuple[float, str, str, Any]]
-    """(when, who, does what, with what)."""
+    """(time, who, what they do, with what)."""
     wrong: list[str] = field(default_factory=list)
-    """What did not hold; empty where all is well."""
+    """What did not hold; empty if all is well."""
     happened: list[Any] = field(default_factory=list)
-    """Faults whose time came."""
+    """Faults that happened."""
     drivers: int = 0
     rounds: int = 0
     covered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(where a member was, what the driver heard)."""
+    """(state of a member, what the driver heard)."""
     lost: list[WorkerLost] = field(default_factory=list)
-    """Losses that were journaled."""
+    """The losses of workers in the journal."""
     journal: str = ""
-    """Digest of what was journaled."""
+    """The hash of the journal."""
 
     def told(self, last: int = 80) -> str:
-        """The end of the story, in words."""
+        """Return the end of the story in words."""
         lines = [f"{at:9.4f} {who:>14} {what} {_short(about)}" for at, who, what, about in self.story[-last:]]
         return "\n".join([repr(self.scenario), *lines, *self.wrong])
 
@@ -119,14 +119,14 @@ def _short(about: Any) -> str:
 
 
 def play(scenario: Scenario) -> Outcome:
-    """Run a scenario to its end, driver after driver."""
+    """Run a scenario to its end, with as many drivers in turn as it takes."""
     memory = MEMORY if MEMORY.is_dir() else Path(TEMPORARY)
     directory = Path(tempfile.mkdtemp(prefix="argosy-simulation-", dir=memory))
     world = World(scenario.seed)
     script = Script(scenario, world)
     outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
     disk = Disk(directory, world.random)
-    gc.disable()  # between two runs there is far less to look through
+    gc.disable()  # garbage is collected between runs, when there are far fewer objects to scan
     try:
         with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless=Restless(world.random)):
             _drivers(scenario, directory, world, script, disk, outcome)
@@ -134,7 +134,7 @@ def play(scenario: Scenario) -> Outcome:
             outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
     except AssertionError as error:
         outcome.wrong.append(str(error))
-    except Exception:  # whatever a driver raises is wrong
+    except Exception:  # any exception of a driver is wrong
         outcome.wrong.append(traceback.format_exc(-6))
     finally:
         gc.enable()
@@ -163,7 +163,7 @@ def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, 
 
 
 def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
-    """One driver's life; whether there is something left to do."""
+    """Run one driver to its end, and return whether there is something left to do."""
     rests, ends = (dict(enumerate(given)) for given in (scenario.rests, scenario.ends))
     judges = [Waits(rests, ends)] if any(rests.values()) or any(ends.values()) else []
 
@@ -222,11 +222,11 @@ class Place:
 
 
 class Watched(driving.Driver):
-    """Looks at all that must hold after each round, and counts what was heard of members that were where."""
+    """A driver that checks the invariants after each round, and counts which messages it got with members in which states."""
 
     outcome: Outcome
     told: dict[str, int]
-    """By member that is told to stop: the most sections that it may end."""
+    """The most sections that a member may end, for each member that is told to stop."""
     _since = 0.0
 
     def _round(self) -> None:
@@ -244,7 +244,7 @@ class Watched(driving.Driver):
                 ends = math.ceil(
                     self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"]
                 )
-                # The driver tells it only when its journal is on the disk, which takes longer than sections where flushes are slow.
+                # The driver sends the command only when its journal is on the disk; with slow flushes, sections end meanwhile.
                 given = self.outcome.scenario
                 section_seconds = min(given.row_ms) / 1e3 * given.length / given.per_epoch
                 flushing = int(2 * given.flush_seconds / section_seconds)
@@ -259,7 +259,7 @@ class Watched(driving.Driver):
         super()._handle(worker, message)
 
     def count(self, event: str) -> None:
-        """Note where each member is when the driver hears of something."""
+        """Count the state of each member at the moment when the driver hears of an event."""
         covered, members = self.outcome.covered, self.members
         for name in self.run.study.names if self.run.begun else ():
             covered[members.state(name), event] += 1
@@ -267,9 +267,10 @@ class Watched(driving.Driver):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Rests members after so many sections, until each of the others has ended, rests, or has come as far; ends them after others.
+    """A judge that lets members rest after given numbers of sections, and ends them after others.
 
-    Of members that it ends it promises all sections up to there at first, and less after the next one.
+    A member rests until each of the others has ended, rests, or has as many sections. A member with an end is promised all
+    sections up to its next stop after an even number of sections, but only one after an odd number: promises may shrink.
     """
 
     after: dict[int, int]
@@ -300,22 +301,22 @@ class Waits:
         return [name for name in sorted(resting) if self._over(name, state, study)]
 
 
-# ---- what is run
+# ---- the study or search, and the cluster
 
 
 def network(number: int) -> torch.nn.Module:
-    """Never built: members only count."""
+    """Stand in for a network, which is never built, as members only count."""
     raise AssertionError(number)
 
 
 def optimizer(parameters: Any, lr: float) -> Any:
-    """Never built."""
+    """Stand in for an optimizer, which is never built."""
     raise AssertionError(lr)
 
 
 @lru_cache(maxsize=4)
 def _study(scenario: Scenario) -> Study:
-    """Its members have different networks, but for those that are alike."""
+    """Return the study, in which each `scenario.alike` members in a row have the same network."""
     members = [
         _member(number, number // scenario.alike, batch, epochs)
         for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
@@ -336,7 +337,7 @@ def _data(scenario: Scenario) -> argosy.Data:
 
 
 def _search(scenario: Scenario) -> Search:
-    """Its trials are of the kinds that members are, and train for as many epochs as the longest of these at most."""
+    """Return the search, whose trials are of the kinds of the members and train for at most as many epochs as the longest of these."""
 
     def build(parameters: Mapping[str, Any]) -> argosy.Member:
         kind = parameters["kind"]
@@ -399,12 +400,12 @@ def _terms(scenario: Scenario) -> Terms:
 
 
 def _digest(directory: Path) -> str:
-    """Of all but where it is."""
+    """Return the hash of the journal without the path of its directory."""
     text = (directory / "journal.jsonl").read_text().replace(str(directory), "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# ---- what stands in the place of the real things
+# ---- replacements for the real things
 
 
 def _measuring(live: CountingMember, block: CountingBlock, *, groups: int, **how: Any) -> Iterator[None]:
@@ -412,11 +413,11 @@ def _measuring(live: CountingMember, block: CountingBlock, *, groups: int, **how
     for _ in range(3):
         live.spend(live.member.batch_size * live.row_seconds)
         yield
-    return measured(live, groups)  # as that one does
+    return measured(live, groups)  # as `measure_steps` does
 
 
 class _Reads:
-    """In the place of a `Rehearsal`: takes its time, and refuses one file in ten."""
+    """Replaces `Rehearsal`: takes virtual time, and refuses one file in ten."""
 
     def __init__(self, world: World, copies: Mapping[str, StudyCopy]) -> None:
         self._world, self._files = world, tuple(copies)
@@ -434,7 +435,7 @@ class _Reads:
 
 
 def _added(scenario: Scenario, copy: StudyCopy) -> Study:
-    """The study of a file that was added: it has one member, or two, and the file says no more than a number."""
+    """Return the study of an added file, which holds only a number; the study has one or two members."""
     copy.check()
     number = int(copy.path.read_text())
     batch = scenario.batches[number % len(scenario.batches)]
@@ -444,7 +445,7 @@ def _added(scenario: Scenario, copy: StudyCopy) -> Study:
 
 
 def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) -> tuple[float, float]:
-    """See `argosy.training.programs.shard.parallel.time_sums`; now and then the others do not come."""
+    """See `argosy.training.programs.shard.parallel.time_sums`; one time in ten, the other ranks do not come."""
     if world.random.random() < 0.1:
         world.spend(20.0)
         return math.inf, math.inf
@@ -453,7 +454,7 @@ def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) 
 
 
 _read_code = lru_cache(maxsize=1000)(Code().read)
-"""Factories of members are the same in most runs, and nothing that they refer to changes."""
+"""Cached, because most runs have the same factories of members, and nothing that these refer to changes."""
 
 
 def _written(state: Any, path: Path) -> str:
@@ -469,7 +470,7 @@ def _loaded(path: Path, sha256: str | None = None) -> Any:
 
 
 class _InTurn:
-    """In the place of a pool of threads, whose order is nobody's."""
+    """Replaces a pool of threads, whose order no seed decides: makes the calls in turn."""
 
     map: ClassVar[Callable[..., Any]] = staticmethod(map)
 
@@ -482,7 +483,7 @@ class _InTurn:
 
 @contextmanager
 def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
-    """Inside, time and chance are the world's, the disk is one that may lose its power, and members only count."""
+    """Take time and random numbers from the world, use a disk that may lose its power, and let members only count."""
 
     loses_power = any(fault.kind == "power" for fault in script.scenario.faults)
     new = inbox.Inbox.new
@@ -526,7 +527,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
-        # Of a disk that keeps its power only that it is flushed matters, and not what is.
+        # If the power is not lost, it only matters that files are flushed, not which.
         *([] if loses_power else [(settled, "_flush", lambda path, flush: flush(-1))]),
         (settled, "_libc", SimpleNamespace(syncfs=syncfs)),
         (settled, "_dirty_bytes", int),
@@ -543,7 +544,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (guard, "has_batch_norm", lambda model: False),
         *((where, "lowest_free", int) for where in (descriptors, guard)),
         (guard, "wait_for_memory", lambda backend, patience: False),
-        # A traceback tells where the code lies, and at which line it stands today.
+        # Tracebacks contain the path of the code and its current line numbers.
         (guard, "trace_of", repr),
         (guard, "traceback", SimpleNamespace(format_exception=lambda error: [repr(error)], format_exc=str)),
         (additions.Rehearsal, "start", partial(_Reads, world)),
@@ -554,7 +555,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (inbox, "POLL_SECONDS", 0.02),
         (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),
         (Code, "read", lambda code, value: _read_code(value)),
-        # What earlier runs have found out must not matter.
+        # What earlier runs have cached must not influence this one.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),
     ]

@@ -1,6 +1,6 @@
-"""Members that several trainers carry: their ranks meet, and a sum is complete when each of them has begun it.
+"""Members that several trainers carry: their ranks meet, and a sum is complete when each rank has begun it.
 
-Nothing is summed, but ranks that have not begun the same batch are found out; a loss that is not a number is one on all of them.
+Nothing is summed, but ranks that begin different batches raise AssertionError. A member that diverges on one rank does so on all.
 """
 
 from collections import defaultdict
@@ -22,13 +22,13 @@ class Meeting:
     came: dict[int, float] = field(default_factory=dict)
     gone: dict[int, float] = field(default_factory=dict)
     begun: defaultdict[int, list[tuple[float, Any]]] = field(default_factory=lambda: defaultdict(list))
-    """By rank, its batches."""
+    """The batches that each rank has begun, with their times."""
     diverged: bool = False
 
 
 @dataclass
 class Group:
-    """In the place of an `argosy.training.programs.shard.parallel.Group`."""
+    """Replaces `argosy.training.programs.shard.parallel.Group`."""
 
     world: Any
     rendezvous: str
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def meeting(self) -> Meeting:
-        """Its own."""
+        """The meeting of the group's rendezvous."""
         found: Meeting = self.world.meetings[self.rendezvous]
         return found
 
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def done(self) -> bool:
-        """Whether the sum that was begun last is complete; broken where it never will be."""
+        """Whether the sum that was begun last is complete; sets `broken` if it never will be."""
         meeting, now = self.meeting, self.world.now
         number = len(meeting.begun[self.rank]) - 1
         here = [begun[number] for rank in range(self.size) if len(begun := meeting.begun[rank]) > number]
@@ -80,17 +80,17 @@ class Group:
 
 
 class CountingShard:
-    """In the place of an `argosy.training.programs.shard.shard.Shard`."""
+    """Replaces `argosy.training.programs.shard.shard.Shard`."""
 
     def __init__(self, live: CountingMember, group: Group, shares: Sequence[float], *, number: int) -> None:
         self.live, self.group, self.number = live, group, number
         bounds = [*accumulate(shares[:-1], initial=0.0), 1.0]
         self._low, self._high = bounds[group.rank], bounds[group.rank + 1]
         self._batch: tuple[int, int] | None = None
-        """The batch begun and not finished: where it begins, and its rows."""
+        """The start and the rows of the batch that was begun and not finished."""
         self._part_rows = 0
         self._next = (0, 0)
-        """Where the batch behind that one begins, and its elements that were gathered."""
+        """The start of the batch after that one, and how many of its elements were gathered."""
 
     @property
     def members(self) -> tuple[CountingMember, ...]:
@@ -141,7 +141,7 @@ class CountingShard:
             yield first, rows
             first += rows
         self._next = (first, max(stop - first, 0))
-        # What is gathered follows the batch under way, and no other trainer can go on with that.
+        # Elements gathered behind a batch under way are of no use to another trainer, so they are not saved.
         live.carried = self._next[1] if first == live.position else 0
 
     def begin(self, batch: tuple[int, int]) -> None:

@@ -1,7 +1,7 @@
-"""Virtual time, and the workers of a run in it: real trainers of counting members, feeders that keep the real course.
+"""Virtual time, and the workers of a simulated run: real trainers with counting members, and feeders that follow the real `Course`.
 
-What happens when is decided by a seed: how long each word is on its way, how long each thing takes, who is heard first. Time
-passes only where somebody spends it, so a run of minutes takes milliseconds, and the same seed makes the same run.
+A seed decides the timing: how long each message is under way, how long each action takes, and which worker is heard first. Time
+passes only when some process spends it. A run of minutes therefore takes milliseconds, and the same seed gives the same run.
 """
 
 import heapq
@@ -36,58 +36,58 @@ from simulation.split import Meeting
 __all__ = ["Killed", "SimulatedWorkers", "Terms", "World", "measured"]
 
 COUNTED = Layout(tree=None, dtypes=(), shapes=())
-"""Samples have no more than a number."""
+"""The layout of samples that have no content and are only counted."""
 SLOTS = 6
-"""Blocks that a feeder may have with its readers."""
+"""Most blocks that the readers of a feeder may hold at a time."""
 
 
 class Killed(BaseException):
-    """The driver's process is gone: nothing of it is done any more."""
+    """The driver's process is gone, and nothing more of its work may happen."""
 
 
 class World:
-    """Time, chance, and what is to happen."""
+    """Virtual time, the random numbers, and the events to come."""
 
     def __init__(self, seed: int) -> None:
         self.now = 1000.0
-        """Seconds; far enough from 0 that nothing is due that was never done."""
+        """Virtual time in seconds; it starts far enough from 0 that nothing that was never done is due."""
         self.random = random.Random(seed)
         self.story: list[tuple[float, str, str, Any]] = []
-        """(when, who, does what, with what)."""
+        """(time, who, what they do, with what)."""
         self.meetings: defaultdict[str, Meeting] = defaultdict(Meeting)
-        """By rendezvous, those of members that several trainers carry."""
+        """The meetings of split members, by rendezvous."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        """(when, number, what is done then); numbers keep the order of those at one time."""
+        """(time, number, action); the numbers keep the order of events at the same time."""
         self._numbers = itertools.count()
 
     def spend(self, seconds: float) -> None:
-        """Let time pass for whoever acts."""
+        """Let time pass for the process that acts."""
         self.now += seconds
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something then."""
+        """Schedule an action in so many seconds."""
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
 
     def tell(self, who: str, what: str, about: Any = "") -> None:
-        """A line of the story."""
+        """Add a line to the story."""
         self.story.append((self.now, who, what, about))
 
     def run_until(self, end: float, over: Callable[[], bool]) -> None:
-        """Let happen what is due until then, or until it is over."""
+        """Run the actions that are due up to a time, or until `over` returns True."""
         while self._events and self._events[0][0] <= end and not over():
-            # Whoever acted last may have spent time that others have not.
+            # Processes run in parallel: time that the last action spent has not passed for the others, so the clock may go back.
             self.now, _, action = heapq.heappop(self._events)
             action()
         self.now = max(self.now, end) if not over() else self.now
 
     def forget(self) -> None:
-        """Nothing of what was to happen does."""
+        """Drop all events and meetings."""
         self._events.clear()
         self.meetings.clear()
 
 
 class _Line:
-    """One direction of a connection: words arrive in their order, some time after they were said."""
+    """One direction of a connection: messages arrive in order, each after a random delay."""
 
     def __init__(self, world: World, arrives: Callable[[Any], None]) -> None:
         self.world = world
@@ -97,7 +97,7 @@ class _Line:
         self._under_way: deque[tuple[float, Any]] = deque()
 
     def say(self, word: Any) -> None:
-        """On its way from here on."""
+        """Send a message."""
         if self._cut:
             return
         world = self.world
@@ -112,7 +112,7 @@ class _Line:
             self._arrives(word)
 
     def cut(self, *, keeps: int | None) -> None:
-        """Say nothing more, and lose all that is under way but so many; None keeps all."""
+        """Send nothing more, and lose all messages under way but the first `keeps`; None keeps all."""
         self._cut = True
         if keeps is not None:
             while len(self._under_way) > keeps:
@@ -120,17 +120,17 @@ class _Line:
 
     @property
     def last(self) -> float:
-        """When the last of its words arrives."""
+        """The time at which the last message arrives."""
         return self._last
 
     @property
     def under_way(self) -> int:
-        """Words that have not arrived."""
+        """The number of messages that have not arrived."""
         return len(self._under_way)
 
 
 class _Shown(Heartbeat):
-    """Shows that its worker waits until that has its next turn: others look at it meanwhile."""
+    """A heartbeat that shows its worker as waiting until the worker's next turn, since others may read it in between."""
 
     def waiting(self, doing: str) -> AbstractContextManager[None]:
         """See `Heartbeat.waiting`."""
@@ -138,13 +138,13 @@ class _Shown(Heartbeat):
         return nullcontext()
 
     def look_up(self) -> None:
-        """The worker has a turn."""
+        """End the waiting, as the worker has a turn."""
         if self.doing[0] == WAITING:
             self.rest()
 
 
 class _Worker:
-    """One process."""
+    """One simulated process."""
 
     def __init__(self, workers: "SimulatedWorkers", name: str, node: str) -> None:
         self.workers, self.world, self.name, self.node = workers, workers.world, name, node
@@ -152,13 +152,13 @@ class _Worker:
         self.hung = False
         self.heartbeat = _Shown(memoryview(bytearray(2 * SLOT_BYTES)))
         self.birth = workers.births = workers.births + 1
-        self.heartbeat._words[0] = self.birth  # one that follows another of its name has another beat
+        self.heartbeat._words[0] = self.birth  # differs from that of an earlier worker of this name
         self.ears = _Line(self.world, self._handle)
         self.mouth = _Line(self.world, lambda message: workers.arrived.append((name, message)))
         self.commands: deque[Any] = deque()
         self._due = False
         self._free_at = self.world.now + self.world.random.uniform(0.05, 0.5)
-        """When it has started, or has done what it is doing."""
+        """When the worker has started, or has finished what it is doing."""
 
     def _handle(self, command: Any) -> None:
         if self.alive:
@@ -166,7 +166,7 @@ class _Worker:
             self.wake()
 
     def say(self, message: Any) -> None:
-        """To the driver."""
+        """Send a message to the driver."""
         self.workers.script.said(self, message, before=True)
         self.check()
         self.mouth.say(message)
@@ -174,12 +174,12 @@ class _Worker:
         self.check()
 
     def check(self) -> None:
-        """Go no further where it was ended, or hangs."""
+        """Raise `_Gone` if the worker was ended or hangs."""
         if not self.alive or self.hung:
             raise _Gone
 
     def wake(self) -> None:
-        """Have a turn as soon as it is free."""
+        """Schedule a turn for when the worker is free."""
         if not self._due and self.alive and not self.hung:
             self._due = True
             self.world.later(max(self._free_at - self.world.now, 0.0), self._turn)
@@ -193,7 +193,7 @@ class _Worker:
             did = self.act()
         except _Gone:
             did = False
-        except Poisoned as error:  # likewise
+        except Poisoned as error:  # process boundary, too
             self.mouth.say(DevicePoisoned(detail=str(error), members=error.members))
             self.workers.lose(self, "exit code 1", keeps=None)
             did = False
@@ -207,21 +207,21 @@ class _Worker:
             self.wake()
 
     def act(self) -> bool:
-        """Do one thing; False where there is nothing to do."""
+        """Do one thing; return False if there is nothing to do."""
         raise NotImplementedError
 
     @property
     def assigned(self) -> Mapping[str, AssignedMember]:
-        """The members that it steps."""
+        """The members that the worker steps."""
         return {}
 
     def end(self) -> None:
-        """It is gone, whatever it was at."""
+        """End the worker, whatever it is doing."""
         self.alive = False
 
 
 class _Gone(BaseException):
-    """A worker was ended in the middle of what it did."""
+    """A worker was ended, or hangs, in the middle of an action."""
 
 
 class _Feeder(_Worker):
@@ -234,7 +234,7 @@ class _Feeder(_Worker):
         self._blocks = itertools.count()
 
     def act(self) -> bool:
-        """Obey, or announce a block."""
+        """Obey a command, or announce a block."""
         if self.commands:
             command = self.commands.popleft()
             self.world.spend(self.world.random.uniform(1e-5, 1e-3))
@@ -296,7 +296,7 @@ class _Feeder(_Worker):
         return True
 
     def admit(self, reader: "_Trainer") -> None:
-        """A trainer has called."""
+        """Accept a trainer that has connected."""
         if not self.alive or not reader.alive or reader.feeder is not self:
             return
         earlier = self.readers.get(reader.name)
@@ -306,7 +306,7 @@ class _Feeder(_Worker):
         self.wake()
 
     def released(self, number: int, reader: "_Trainer") -> None:
-        """A reader needs a block no more."""
+        """Note that a reader no longer needs a block."""
         if number in self.held:
             self.held[number].discard(reader)
             if not self.held[number]:
@@ -314,7 +314,7 @@ class _Feeder(_Worker):
         self.wake()
 
     def lose(self, reader: "_Trainer") -> None:
-        """A reader is gone, or reads elsewhere."""
+        """Drop a reader that is gone or reads from another feeder."""
         if self.readers.get(reader.name) is reader:
             del self.readers[reader.name]
         for number in list(self.held):
@@ -328,7 +328,7 @@ class _Feeder(_Worker):
 
 
 class _Device:
-    """The device of one process, which is of no more use to it when a kernel has asserted: whoever waits for it hears of that."""
+    """The device of one process; after a kernel has asserted, every later synchronization raises."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -344,7 +344,7 @@ class _Device:
 
 
 class _SimulatedTrainer(Trainer):
-    """Builds counting members."""
+    """A trainer that builds counting members."""
 
     worker: "_Trainer"
 
@@ -359,7 +359,7 @@ class _Trainer(_Worker):
         self.read: deque[tuple[_Feeder, int, CountingBlock, int]] = deque()
         self.feeder: _Feeder | None = None
         self.held: list[tuple[CountingBlock, _Feeder, int]] = []
-        """Blocks that were taken, and where they are to be given back."""
+        """Blocks that were taken, each with its feeder and its number there, to be given back."""
         self.device = _Device(workers.backend)
         job = workers.job
         self.trainer = _SimulatedTrainer(
@@ -393,7 +393,7 @@ class _Trainer(_Worker):
         self.wake()
 
     def act(self) -> bool:
-        """As `argosy.running.launch.worker` serves a trainer: a block, then all commands."""
+        """Take a block, then obey all commands, in the order in which `argosy.running.launch.worker` serves a trainer."""
         self.heartbeat.look_up()
         took = self._give()
         self._release()
@@ -459,7 +459,7 @@ class _Trainer(_Worker):
         self.feeder = None
 
     def build(self, member: Member) -> CountingMember:
-        """A member at its beginning."""
+        """Build a member that has not trained yet."""
         terms = self.workers.terms
         self.world.spend(self.world.random.uniform(1e-4, 1e-2))
         self.workers.script.builds(self, member.name)
@@ -485,17 +485,17 @@ class _Trainer(_Worker):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What the workers of a run are about."""
+    """What the workers of a run have to know about it."""
 
     lengths: dict[str, int]
     per_epoch: int
     block_size: int
     row_seconds: dict[str, float]
-    """Of each member; others take 2 ms."""
+    """Seconds per row, by member; rows of other members take 2 ms."""
 
 
 class SimulatedWorkers:
-    """`Workers` of one driver in a world."""
+    """The `Workers` of one driver in a world."""
 
     side_by_side: ClassVar[bool] = True
 
@@ -508,10 +508,10 @@ class SimulatedWorkers:
         self.arrived: list[tuple[str, Any]] = []
         self.unsent: list[tuple[str, _Worker | None, Any]] = []
         self.frozen_seconds = 0.0
-        """For which the driver stands still before it hears anything."""
+        """How long the driver stands still before it next receives anything."""
         self._rendezvous = itertools.count()
 
-    # ---- the driver's
+    # ---- what the driver calls
 
     def start(self, name: str, role: str, node: str) -> None:
         """See `Workers.start`."""
@@ -523,7 +523,7 @@ class SimulatedWorkers:
         self.there[name] = (_Feeder if role == "feeder" else _Trainer)(self, name, node)
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`; what is kept for a worker that is lost does not reach the next one of its name."""
+        """See `Workers.send`; an unsent command for a lost worker does not reach the next worker of that name."""
         self.unsent.append((worker, self.there.get(worker), command))
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
@@ -547,7 +547,7 @@ class SimulatedWorkers:
             self.world.run_until(self.world.now + self.frozen_seconds, lambda: False)
             self.frozen_seconds = 0.0
         self.world.run_until(self.world.now + timeout, lambda: bool(self.arrived))
-        if self.world.random.random() < 0.5:  # others have said something meanwhile
+        if self.world.random.random() < 0.5:  # more messages arrive before the driver looks
             self.world.run_until(self.world.now + self.world.random.uniform(0, 0.02), lambda: False)
         arrived, self.arrived = self.arrived, []
         for worker, message in arrived:
@@ -575,16 +575,16 @@ class SimulatedWorkers:
         self.world.forget()
         self.there.clear()
 
-    # ---- what becomes of workers
+    # ---- workers and nodes that come and go
 
     def left(self, worker: _Worker) -> None:
-        """It was told to exit, and has."""
+        """Note that a worker has exited as it was told to."""
         self.lose(worker, "it was told to exit", keeps=None)
 
     def lose(
         self, worker: _Worker, detail: str, *, keeps: int | None, after: float = 0.0, node_gone: bool = False
     ) -> None:
-        """A worker is gone; the driver has so many of its last words, and then hears of it."""
+        """End a worker; the driver gets the first `keeps` of its messages under way, and then hears of the loss."""
         if self.there.get(worker.name) is not worker:
             return
         del self.there[worker.name]
@@ -598,7 +598,7 @@ class SimulatedWorkers:
         self.world.later(delay, lambda: self.arrived.append((name, Lost(detail=detail, node_gone=node_gone))))
 
     def lose_node(self, node: str) -> None:
-        """A node is gone with all that is on it."""
+        """Lose a node with all workers on it."""
         self.gone_nodes.add(node)
         for worker in [one for one in self.there.values() if one.node == node]:
             self.lose(
@@ -606,12 +606,12 @@ class SimulatedWorkers:
             )
 
     def bring_node(self, node: Node) -> None:
-        """A node that the driver may use from here on."""
+        """Add a node that the driver may use from now on."""
         self.arrived.append(("", Came(node=node)))
 
 
 def measured(live: CountingMember, groups: int) -> Measured:
-    """What a trainer finds of a member, and of its shares in groups of up to so many devices."""
+    """Return what a trainer measures of a member, and of its shares in groups of 2 to `groups` devices."""
     batch_seconds = live.member.batch_size * live.row_seconds
     return Measured(
         member=live.member.name,
