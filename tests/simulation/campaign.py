@@ -1,4 +1,4 @@
-"""Many simulated runs, on all cores: what went wrong, and what was reached."""
+"""Play many simulated runs on all cores, and report what went wrong and what was reached."""
 
 import argparse
 import json
@@ -17,12 +17,12 @@ from simulation.scenario import drawn, is_rough, shrunk
 __all__ = ["PLACES", "REACHING", "UNREACHED", "Covered", "main", "played"]
 
 PLACES = tuple(State)
-"""Where a member is."""
+"""The states of a member."""
 EVENTS = (
     *("SectionReport", "Progress", "Measured", "SumsTimed", "Opened", "Held", "Paused", "OutOfMemory", "Fed", "Broke"),
     *("DevicePoisoned", "Lost trainer", "Lost feeder", "Lost node", "Came"),
 )
-"""What a driver hears, but for `Failed`, which ends it, and for `Probed` and `Parted`, of exchanges that are not simulated."""
+"""What a driver hears, except `Failed`, which ends it, and `Probed` and `Parted`, as exchanges are not simulated."""
 UNREACHED = {
     **{
         (
@@ -45,29 +45,29 @@ UNREACHED = {
     (State.MOVING, "Measured"): "it lasts as long as one save",
     (State.RECOVERING, "Lost node"): "two faults within the seconds that members take to find their place again",
 }
-"""Pairs that no seed is known to reach, and what they would take: none of them is known to be impossible."""
+"""The pairs of a state and an event that no seed is known to reach, and what each would take; none is known to be impossible."""
 REACHING = (
     *(26, 131, 2871, 3761, 4946, 4961, 5106, 6586, 6599, 9866, 10879, 13419, 13546, 15666, 15946, 16479, 17719, 20039),
     *(20959, 23519, 600235, 1100313),
 )
-"""Seeds that together reach all others."""
+"""Seeds that together reach all other pairs."""
 CHUNK = 100
 
 
 @dataclass
 class Covered:
-    """What so many runs have reached."""
+    """What a number of runs have reached."""
 
     runs: int = 0
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(where a member was, what the driver heard)."""
+    """(state of a member, what the driver heard)."""
     wrong: dict[int, str] = field(default_factory=dict)
-    """By seed."""
+    """The last line of the first error, by seed."""
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
+        """Add the outcome of one run."""
         self.runs += 1
         self.rounds += outcome.rounds
         self.faults.update(fault.kind for fault in outcome.happened)
@@ -76,7 +76,7 @@ class Covered:
             self.wrong[outcome.scenario.seed] = outcome.wrong[0].strip().splitlines()[-1]
 
     def join(self, other: "Covered") -> None:
-        """Those of others."""
+        """Add the runs of another `Covered`."""
         self.runs += other.runs
         self.rounds += other.rounds
         self.faults.update(other.faults)
@@ -89,7 +89,7 @@ class Covered:
         return [(place, event) for place in PLACES for event in EVENTS if not self.pairs[place, event]]
 
     def to_json(self) -> dict[str, object]:
-        """With the pairs that were never reached, and what they would take; with few seeds there are others."""
+        """Return the figures and the pairs never reached, with what each would take; few seeds leave out more pairs than `UNREACHED`."""
         never = {f"{place} x {event}": UNREACHED.get((place, event), "more seeds") for place, event in self.never}
         return {
             "runs": self.runs,
@@ -102,7 +102,7 @@ class Covered:
 
 
 def played(seeds: Iterable[int]) -> Covered:
-    """Play these; whatever chance there is comes from each seed alone."""
+    """Play the runs of some seeds; each depends on its seed alone."""
     covered = Covered()
     for seed in seeds:
         covered.add(play(drawn(seed)))
@@ -119,7 +119,7 @@ def _rough(seeds: Iterable[int]) -> list[int]:
 
 
 def main() -> int:
-    """The command; returns 1 where a run went wrong."""
+    """Run the command, and return 1 if a run went wrong."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200_000)
     parser.add_argument("--first", type=int, default=0)

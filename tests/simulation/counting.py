@@ -155,7 +155,7 @@ class CountingMember:
     def evaluate(self, block: CountingBlock) -> Iterator[None]:
         """Evaluate a block of validation samples."""
         stop = block.place.start + block.place.rows
-        if self.val.rows < stop:  # else it was evaluated already, and left to obey a command first
+        if self.val.rows < stop:  # else it was evaluated before a command interrupted the block
             self.spend(block.place.rows * self.row_seconds / 3)
             self.val.rows = stop
             yield

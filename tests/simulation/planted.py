@@ -1,4 +1,4 @@
-"""Bugs of the control plane that were fixed once, to be planted again: the simulator must find each of them."""
+"""Bugs of the control plane, most of them fixed once, to be planted again: the simulator must find each of them."""
 
 import inspect
 import textwrap
@@ -29,20 +29,20 @@ __all__ = ["PLANTED", "Planted"]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug, as a change of one place in one function."""
+    """A bug, as a change of one place in the source of one function."""
 
     what: str
     function: Callable[..., Any]
     fixed: str
     before: str
     commit: str
-    """Which fixed it; empty where none did, as it was never there."""
+    """The commit that fixed the bug; empty if the code never had it."""
     found: int | None = None
-    """A seed that shows it; None where none is known."""
+    """A seed whose run shows the bug; None if none is known."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside, the bug is there."""
+        """Plant the bug while the context is active."""
         assert isinstance(self.function, FunctionType)
         source = textwrap.dedent(inspect.getsource(self.function))
         assert source.count(self.fixed) == 1, f"{self.what}: {self.function.__qualname__} has changed"

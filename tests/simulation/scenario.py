@@ -1,6 +1,6 @@
-"""What a simulated run is about: members, devices, a policy, and the faults and requests that it meets. A scenario is a value.
+"""Scenarios: the members, devices and policy of a simulated run, and the faults and requests that it meets. A scenario is a value.
 
-`drawn` makes one of a seed. `shrunk` makes a smaller one of one that goes wrong.
+`drawn` draws a scenario from a seed. `shrunk` reduces a scenario that goes wrong to a smaller one that still does.
 """
 
 import random
@@ -20,12 +20,12 @@ OF_DRIVERS = ("driver", "power", "full")
 OF_PEOPLE = ("end", "end", "pause", "clone", "warm clone", "node goes", "node comes")
 AT_MOMENTS = ("kill", "kill", "kill", "kill", "stop", "driver", "power", *OF_PEOPLE)
 MOMENTS = ("move", "move", "leave", "hold", "measure", "regroup")
-"""What a round of the driver may find, see `simulation.script.MOMENTS`; most rounds find none of these."""
+"""Moments that a round of the driver may find, see `simulation.script.MOMENTS`; most rounds find none."""
 OF_NODES = ("node goes", "node goes", "node comes")
 
 
 PER_MEMBER = ("epochs", "batches", "row_ms", "rests", "ends")
-"""Fields with an item for each member."""
+"""The fields of `Scenario` that have an item for each member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class Fault:
 
     kind: str
     at: str
-    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``write``, or a moment."""
+    """The event that it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``write``, or a moment."""
     count: int
-    """Which of these, from 1."""
+    """The number of the event among those of its kind, from 1."""
     before: bool = True
-    """Whether that does not happen any more."""
+    """Whether the fault comes before the event, which then may not happen any more."""
 
     def __str__(self) -> str:
         return f"{self.kind} {'before' if self.before else 'after'} {self.at} {self.count}"
@@ -46,21 +46,21 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A run. Of each member: its epochs, its batch size, and what a row takes."""
+    """A run. `epochs`, `batches` (batch sizes) and `row_ms` (time per row) have an item for each member."""
 
     seed: int
-    """Of all chance: how long each word is on its way, who is heard first."""
+    """The seed of all random numbers: how long each message is under way, which worker is heard first."""
     epochs: tuple[int, ...]
     batches: tuple[int, ...]
     row_ms: tuple[float, ...]
     rests: tuple[int, ...] = ()
-    """Sections after which each member rests until others have come as far, 0 for never; empty where no judge is there."""
+    """Sections after which each member rests until others have come as far, 0 for never; empty without a judge."""
     ends: tuple[int, ...] = ()
-    """Sections after which a judge ends each member, 0 for never; empty likewise."""
+    """Sections after which a judge ends each member, 0 for never; empty without a judge."""
     alike: int = 1
-    """Members of one kind, which one of them is measured for."""
+    """How many members in a row are of one kind, of which only one is measured."""
     nodes: tuple[int, ...] = (2,)
-    """Devices of each."""
+    """The number of devices of each node."""
     length: int = 20
     val: int = 0
     block: int = 8
@@ -68,19 +68,22 @@ class Scenario:
     policy: str = "balanced"
     checkpoint_seconds: float = 300.0
     flush_seconds: float = 1e-4
-    """What each flush to the disk takes."""
+    """How long each flush to the disk takes."""
     splits: bool = False
     """Whether members may be split over devices."""
     scheduler: str = ""
-    """Of a search, whose trials are of the kinds of these members and as many; empty where they are the members themselves."""
+    """The scheduler of a search with as many trials, of these members' kinds; empty if the run trains the members themselves."""
     warm: bool = True
-    """Whether its trials go on in their rungs, or begin anew."""
+    """Whether trials of the search continue from rung to rung, or begin anew in each."""
     faults: tuple[Fault, ...] = ()
 
 
 def drawn(seed: int, *, faults: bool = True) -> Scenario:
-    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average; every second pair of seeds has more, one in twenty
-    has members that may be split, one in twenty is a search, and one in twenty has rough machines; to these, members are added."""
+    """Draw a scenario from a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average.
+
+    Every second pair of seeds has more faults. One seed in twenty has members that may be split, one in twenty is a search, and
+    one in twenty has rough machines; study files may be added to these three.
+    """
     r = random.Random(seed)
     members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
     most = 8 // per_epoch
@@ -124,8 +127,11 @@ def _search(r: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _on_rough_machines(r: random.Random, scenario: Scenario) -> Scenario:
-    """Members move at most barriers, and what waits for a save waits long, so that others have time to come between; members' code
-    fails just then, kernels assert, processes stand still, and clocks are set."""
+    """Return the scenario on rough machines.
+
+    Members may move at most barriers, and saves may take long, so that other events have time to intervene. Members' code fails
+    at such moments, kernels assert, processes stand still, and clocks are set.
+    """
     command, moments = r.choice(COMMANDS), (*MOMENTS, *("start",) * 6)
     kinds = ("oom", "oom", "raise", "freeze", "kill", "kill", "add", *OF_PEOPLE)
     faults = [
@@ -145,16 +151,16 @@ def _on_rough_machines(r: random.Random, scenario: Scenario) -> Scenario:
 
 
 _OTHERS = {9: _split, 19: _split, 1: _search, 11: _search, 26: _on_rough_machines, 39: _on_rough_machines}
-"""By remainder of the seed; all others play what they did before there were these."""
+"""Special scenarios, by the seed modulo 40; all other seeds play what they played before these existed."""
 
 
 def is_rough(seed: int) -> bool:
-    """Whether the run of a seed is one on rough machines, which have shown most of what long campaigns have found."""
+    """Return whether a seed's run is on rough machines, which have shown most of what long campaigns have found."""
     return _OTHERS.get(seed % 40) is _on_rough_machines
 
 
 def _with_more(r: random.Random, scenario: Scenario) -> Scenario:
-    """The scenario with a judge that ends members, and with faults at moments that are rare, some of which come again soon."""
+    """Return the scenario with faults at rare moments, some of which soon recur, and perhaps with a judge that ends members."""
     several = len(scenario.nodes) > 1
     kinds, moments = (*AT_MOMENTS, *(OF_NODES if several else ())), (*MOMENTS, *(("open", "open") if several else ()))
     faults = [
@@ -187,7 +193,7 @@ def _fault(r: random.Random) -> Fault:
 
 
 def shrunk(scenario: Scenario, wrong: Callable[[Scenario], bool]) -> Scenario:
-    """The scenario without what it takes not to go wrong: fewer faults, fewer members, fewer epochs."""
+    """Return a scenario that still goes wrong, with as few faults, members and epochs as that takes."""
     smaller = True
     while smaller:
         smaller = False

@@ -1,4 +1,4 @@
-"""Lets the faults of a scenario happen when it is time, and tells what they are excused for."""
+"""Lets the faults of a scenario happen at their time, and records which members they excuse."""
 
 import errno
 import os
@@ -31,46 +31,49 @@ MOMENTS: dict[str, Callable[[Driver], object]] = {
     "regroup": lambda driver: driver.legs.regrouping,
     "start": lambda driver: driver.members.in_states(State.STARTING),
 }
-"""What faults may wait for, as the driver finds it at the beginning of a round: a leg is to be held, a member is saved to go
-elsewhere, a worker has been lost, members' costs are not known, an assignment waits for members that move, a node has come and
-has not opened the data, a leg regroups, a member waits for others of its assignment."""
+"""Moments that faults may wait for, as the driver finds them at the beginning of a round.
+
+In this order: a leg is to be held; a member is saved to go elsewhere; a worker has been lost; costs of members are not known; an
+assignment waits for members that move; a node that came has not opened the data; a leg regroups; a member waits for others of its
+assignment.
+"""
 
 STOPPED_SECONDS = 10.0
 """How long a launcher takes to find a stopped process."""
 FROZEN_SECONDS = (0.2, 8.0)
-"""How long a process stands still that nobody takes for a stopped one, from and to."""
+"""The shortest and longest time for which a process stands still without counting as stopped."""
 LONG_SECONDS = 60.0
-"""How long the driver may do so."""
+"""How long the driver may stand still."""
 CLOCK_SECONDS = (-3600.0, 3600.0)
-"""By how much a clock is set."""
+"""The changes of a clock that is set."""
 
 
 @dataclass
 class Script:
-    """Of one run, driver after driver."""
+    """The script of one run, for all its drivers in turn."""
 
     scenario: Scenario
     world: World
     seen: Counter[str] = field(default_factory=Counter)
     happened: list[Fault] = field(default_factory=list)
     excused: set[str] = field(default_factory=set)
-    """Members that may end otherwise than by their rules, as was asked."""
+    """Members that may end otherwise than by their stopping rules, because of a fault or a request."""
     asserting: set[str] = field(default_factory=set)
-    """Members whose kernels assert at each step from here on."""
+    """Members whose kernels assert at each step from now on."""
     driver: Any = None
-    """The one at work."""
+    """The current driver."""
     dead: bool = False
-    """Whether it is gone, so that nothing of it is done any more."""
+    """Whether the driver's process is gone, so that it must not write any more."""
     power: bool = False
-    """Whether the power went with it."""
+    """Whether the power went with the driver."""
     awaits_code: Fault | None = None
-    """One that comes with the next step or build of any member."""
+    """A fault that comes with the next step or build of any member."""
     clock_seconds: float = 0.0
-    """What the clock shows beyond the time that has passed."""
+    """By how much the clock is ahead of the time that has passed."""
     asked: bool = False
-    """Whether a person has left a command, so that there is a folder to look into."""
+    """Whether a person may have left a command, so that the folder of commands has to be read."""
     full: bool = False
-    """Whether the disk takes nothing more, until the driver has ended for that."""
+    """Whether the disk is full, until the driver has ended because of it."""
 
     def __post_init__(self) -> None:
         self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
@@ -90,22 +93,22 @@ class Script:
     # ---- workers
 
     def said(self, worker: Any, message: Any, *, before: bool) -> None:
-        """A worker says something, or has said it."""
+        """Note that a worker is about to send a message, or has sent it."""
         self._to(worker, self._due(f"say {type(message).__name__}", before=before))
 
     def obeys(self, worker: Any, command: Any, *, before: bool) -> None:
-        """A worker obeys, or has obeyed."""
+        """Note that a worker is about to obey a command, or has obeyed it."""
         name = command[0] if isinstance(command, tuple) else type(command).__name__
         self._to(worker, self._due(f"obey {name}", before=before))
 
     def serves(self, worker: Any) -> None:
-        """A trainer is about to look for a block."""
+        """Note that a trainer is about to look for a block."""
         self._to(worker, self._due("block", before=True))
 
     def steps(self, worker: Any, live: CountingMember) -> None:
-        """A member is about to step."""
+        """Note that a member is about to step."""
         fault = self._due("step", before=True) or self._awaiting()
-        worker.device.synchronize()  # as whoever meets the device after a step of another one
+        worker.device.synchronize()  # a member meets what an earlier step of another one did to the device
         if fault is not None and fault.kind == "poison":
             self.excused.add(live.member.name)
             self.asserting.add(live.member.name)
@@ -118,7 +121,7 @@ class Script:
         self._in_member(worker, live.member.name, fault)
 
     def builds(self, worker: Any, member: str) -> None:
-        """A member is about to be built."""
+        """Note that a member is about to be built."""
         self._in_member(worker, member, self._due("build", before=True) or self._awaiting())
 
     def _awaiting(self) -> Fault | None:
@@ -127,7 +130,7 @@ class Script:
 
     def _in_member(self, worker: Any, member: str, fault: Fault | None) -> None:
         if fault is not None and fault.kind in ("oom", "raise"):
-            self.excused.add(member)  # alone on a device it may fail for want of memory
+            self.excused.add(member)  # a member that is alone on its device may fail when out of memory
             raise torch.OutOfMemoryError("as the script says") if fault.kind == "oom" else RuntimeError("as it says")
         self._to(worker, fault)
         worker.check()
@@ -150,7 +153,7 @@ class Script:
     # ---- the driver
 
     def round(self, workers: SimulatedWorkers) -> None:
-        """The driver has come to receive."""
+        """Note that the driver begins a round by receiving messages."""
         for at in self.awaited:
             if at in MOMENTS and MOMENTS[at](self.driver):
                 self._happens(workers, self._due(at, before=True))
@@ -173,7 +176,7 @@ class Script:
             self._to(self.world.random.choice(list(workers.there.values())), fault)
 
     def writes(self, *, before: bool) -> None:
-        """Somebody flushes, writes or renames a file, or has."""
+        """Note that a file is about to be flushed, written or renamed, or has been."""
         if self.dead:
             raise Killed
         fault = self._due("write", before=before)
@@ -184,12 +187,12 @@ class Script:
             self.die(fault)
 
     def die(self, fault: Fault) -> None:
-        """The driver's process is gone."""
+        """End the driver's process."""
         self.dead, self.power = True, fault.kind == "power"
         raise Killed
 
     def _number(self) -> int:
-        """One that no clone and no node has yet."""
+        """Return a number that no clone, no added file and no node has yet."""
         self._numbered = max(self._numbered + 1, self.seen["round"])
         return self._numbered
 

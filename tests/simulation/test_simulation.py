@@ -1,4 +1,4 @@
-"""Runs in virtual time: whatever happens to them they end as without it; and a simulator that finds nothing would be found out."""
+"""Tests that runs in virtual time end with the same members whatever happens to them, and that the simulator finds planted bugs."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ SEEDS, CHUNK, FEW = 2000, 100, 20
 SOME = [pytest.param(0, FEW, marks=pytest.mark.quick), (FEW, CHUNK)]
 HERE = Path(__file__).resolve().parent.parent
 SECTIONS = Scenario(seed=1, epochs=(5, 4, 1), batches=(8, 16, 5), row_ms=(2.0, 5.0, 1.0), per_epoch=2)
-"""Twenty of them."""
+"""A scenario of twenty sections."""
 
 
 @pytest.mark.parametrize(("first", "end"), [*SOME, *((first, first + CHUNK) for first in range(CHUNK, SEEDS, CHUNK))])
@@ -29,9 +29,13 @@ def test_whatever_happens_to_it_a_run_ends_as_without(first: int, end: int) -> N
 
 @pytest.mark.parametrize("seed", [39244, 41799, 60561, 67171, 139211, 157386, 200826, 481306])
 def test_runs_of_campaigns_that_were_wrong_end_well(seed: int) -> None:
-    """Bounds that were too tight; a trainer paused for a member that it still saved, whose other members stood still; searches not resumed to their end; a clone
-    of a member at its end, of which no driver said so before the power was cut; blocks of a new leg that a pause threw away; a file that
-    was saved twice, after which links of other members stayed as they were."""
+    """Seeds that went wrong in long campaigns end well.
+
+    The causes were bounds that were too tight; a trainer that was paused for a member it still saved, so that its other members
+    stood still; searches that were not resumed to their end; a clone of a member at its end, which no driver reported before
+    the power was cut; blocks of a new leg that a pause threw away; and a file that was saved twice, after which links of later members
+    were not updated.
+    """
     assert not played([seed]).wrong
 
 
@@ -52,7 +56,10 @@ def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 47])
 def test_how_its_process_and_machine_are_called_decides_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are written into files, and where a power cut tears a file depends on how long it is."""
+    """The journal does not depend on the names of process and machine or on versions.
+
+    Files contain them, so their real length would decide where a power cut tears a file.
+    """
     played = play(drawn(seed))
     assert any(fault.kind == "power" for fault in played.happened)
     monkeypatch.setattr(os, "getpid", lambda: 7)
@@ -79,7 +86,7 @@ def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(
 @pytest.mark.parametrize("every", [1, 5], ids=["each", "fifth"])
 @pytest.mark.parametrize("then", [None, "driver"])
 def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str | None, every: int) -> None:
-    """With a driver that is killed after the first loss, too: the next one knows which members are to be watched."""
+    """A member whose kernel asserts is found whichever step it begins at, even if the driver is killed after the first loss."""
     step, happened = 1 - every, True
     while happened:
         step += every
