@@ -1,8 +1,9 @@
 """A disk whose power may be lost: what was flushed stays, and chance decides about the rest.
 
-Files are real files, in memory. Each call of ``fsync`` records that the content of a file or folder is on the disk. At a loss of
-power, each name that was created, moved or removed since its folder was flushed independently becomes what it was then or stays
-what it is now. Of what was appended to a file since its flush, any part may remain; an overwritten file has its old or its new content.
+Files are real files, in memory. Each call of ``fsync`` records that the content of a file or folder is on the disk. When
+the power is lost, chance decides separately for each name that was created, moved or removed since its folder was flushed: it is
+what it was then, or what it is now. Of what was appended to a file since its flush, any part may remain. An overwritten file has
+its old or its new content.
 """
 
 import os

@@ -129,8 +129,8 @@ def _search(r: random.Random, scenario: Scenario) -> Scenario:
 def _on_rough_machines(r: random.Random, scenario: Scenario) -> Scenario:
     """Return the scenario on rough machines.
 
-    Members may move at most barriers, and saves may take long, so that other events have time to intervene. Members' code fails
-    at such moments, kernels assert, processes stand still, and clocks are set.
+    Often, members move at the majority of barriers and saves take long, so that other events have time to intervene. Members' code
+    fails at such moments, kernels assert, processes stand still, and clocks are set.
     """
     command, moments = r.choice(COMMANDS), (*MOMENTS, *("start",) * 6)
     kinds = ("oom", "oom", "raise", "freeze", "kill", "kill", "add", *OF_PEOPLE)

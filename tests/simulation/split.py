@@ -141,7 +141,7 @@ class CountingShard:
             yield first, rows
             first += rows
         self._next = (first, max(stop - first, 0))
-        # Elements gathered behind a batch under way are of no use to another trainer, so they are not saved.
+        # Elements that follow a batch under way are not offered for saving: another trainer could not continue with them.
         live.carried = self._next[1] if first == live.position else 0
 
     def begin(self, batch: tuple[int, int]) -> None:
