@@ -42,7 +42,7 @@ from argosy.protocol.trainer import (
 )
 from argosy.stopping import Stop
 from argosy.stream.blocks import Place
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge, TrainerGauge
 from argosy.study import Member
 
@@ -96,13 +96,13 @@ class FakeFeeder:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.course = Course({}, per_epoch=1, block_size=LENGTH)
+        self.course = FeedSchedule({}, per_epoch=1, block_size=LENGTH)
 
     def obey(self, command: Any) -> list[Any]:
         """Return the answers to a command of the driver."""
         match command:
             case Open():
-                self.course = Course({"train": LENGTH}, per_epoch=1, block_size=LENGTH)
+                self.course = FeedSchedule({"train": LENGTH}, per_epoch=1, block_size=LENGTH)
                 return [self._opened()]
             case Feed():
                 return list(self.course.begin(command.leg))
@@ -126,7 +126,7 @@ class FakeFeeder:
     def announce(self, place: Place) -> list[Any]:
         """Announce the block, and return what there is to report."""
         self.course.next()
-        fed = self.course.announced(place, place.rows)
+        fed = self.course.note_announced(place, place.rows)
         return [] if fed is None else [fed]
 
     def _opened(self) -> Opened:

@@ -18,7 +18,7 @@ from argosy import Data
 from argosy.protocol.feeder import Credit, Feed, Leg, Lend, Open
 from argosy.running.launch.blobs import load_blob, write_data_blob
 from argosy.settings import Settings
-from argosy.stream.batches import Cutter, InOrder
+from argosy.stream.batches import Cutter, InOrderCutter
 from argosy.stream.blocks import Block
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
@@ -82,7 +82,8 @@ def run_reader(feeder: Peer, members: int, epochs: int, results: Any) -> None:
             if not cutters or cutters[0].done:
                 order = orders.epoch("train", block.place.epoch)
                 cutters = [
-                    InOrder(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
+                    InOrderCutter(selection=selection, order=order, batch_size=BATCH, drop_last=False)
+                    for _ in range(members)
                 ]
             delivered += sum(_rows(cutter, block) for cutter in cutters)
             over = cutters[0].done and block.place.epoch == epochs - 1

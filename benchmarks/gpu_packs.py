@@ -31,7 +31,7 @@ import argosy
 from argosy.cli import demo
 from argosy.training.device.devices import open_backend
 from argosy.training.device.recorders import has_recorder
-from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import Group
 
 NEAR = 1e-9
@@ -279,7 +279,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
 def sums_are_made_on_the_device(site: Site) -> Outcome:
     """Let a group of one rank compute a sum, by NCCL if it is available, while steps run beside it."""
     device = open_backend(site.device).device
-    on = sums_on(device)
+    on = sum_device(device)
     before = set(threading.enumerate())
     group = Group.form(str(site.folder / "rendezvous"), 0, 1, on=on)
     deadline = time.monotonic() + 60.0

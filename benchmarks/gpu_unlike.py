@@ -15,7 +15,7 @@ from unlike import STEPS, Shape, alike, grouped, task_of, unlike
 from unlike_sides import Padded
 
 from argosy.training.device.devices import open_backend
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed.graphed import Graphed
 
@@ -29,7 +29,7 @@ LONG, SHORT = ROUNDS, 1
 
 def sixty_four_unlike_mlps_are_one_captured_program(site: Site) -> Outcome:
     """Measure steps a second of all members with AdamW on each side, and compare float64 weights with members alone, dropout included."""
-    if kernels_of(open_backend(site.device).device) is None:
+    if find_kernels(open_backend(site.device).device) is None:
         return Outcome(holds=True, figures={"kernels": f"none on {site.device}"})
     apart = _difference(site)
     print(f"difference from alone: {apart}", flush=True)
@@ -39,7 +39,7 @@ def sixty_four_unlike_mlps_are_one_captured_program(site: Site) -> Outcome:
 
 def sixty_four_unlike_mlps_are_stepped_by_muon(site: Site) -> Outcome:
     """Measure the same with Muon for matrices and AdamW for biases."""
-    if kernels_of(open_backend(site.device).device) is None:
+    if find_kernels(open_backend(site.device).device) is None:
         return Outcome(holds=True, figures={"kernels": f"none on {site.device}"})
     return _rates(site, "Muon", {"captured one after another": (captured_one_after_another, SHORT)})
 

@@ -86,7 +86,7 @@ class Task:
         found = layout.block(place, np.zeros(layout.block_bytes(rows), np.uint8))
         found.indices[:], found.sound[:] = order, True
         leaves = tuple(array[torch.from_numpy(order)].to(self._backend.device) for array in self._arrays)
-        return found.copied_out(leaves)
+        return found.with_copies(leaves)
 
 
 class Side(Protocol):

@@ -17,7 +17,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.member.live import LiveMember
-from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
@@ -56,7 +56,7 @@ def trained(
         for rank, device in enumerate(one.devices):
             live = packs.live(one.member, places(device))
             lives[one.member.name].append(live)
-            rendezvous, where = str(folder / one.member.name), on or sums_on(live.backend.device)
+            rendezvous, where = str(folder / one.member.name), on or sum_device(live.backend.device)
             programs[device][one.member.name] = (
                 Shard(live, Group.form(rendezvous, rank, len(one.devices), on=where), one.shares, number=number)
                 if one.shares

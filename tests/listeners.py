@@ -62,12 +62,12 @@ def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, 
     thread, entered = threading.Thread(target=guarded), []
     thread.start()
     while thread.is_alive():
-        entered += listener.enter()
+        entered += listener.accept()
     thread.join()
-    entered += listener.enter()
+    entered += listener.accept()
     deadline = time.monotonic() + 10
     while isinstance(got[0], Peer) and not entered and time.monotonic() < deadline:
-        entered += listener.enter()  # the caller's last proof may not have arrived yet
+        entered += listener.accept()  # the caller's last proof may not have arrived yet
     return entered, got
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from argosy.training.device import own_kernels
-from argosy.training.device.kernel_forms import BLOCK, Drawn
+from argosy.training.device.kernel_forms import BLOCK, MaskDraw
 
 __all__ = ["Plain", "with_kernels"]
 
@@ -16,7 +16,9 @@ __all__ = ["Plain", "with_kernels"]
 class Plain:
     """See `own_kernels.OwnKernels`; masks come from a generator that is seeded with the seed and offset of a state."""
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
+    def masks(
+        self, into: Tensor, drawn: Sequence[tuple[MaskDraw, int]], states: Tensor, tables: dict[Any, Any]
+    ) -> None:
         """See `OwnKernels.masks`."""
         flat = into.view(-1)
         for one, offset in drawn:

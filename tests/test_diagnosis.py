@@ -13,7 +13,7 @@ from torch.optim import Adam
 
 import argosy
 from argosy.results.diagnosis import Diagnosis, diagnose
-from argosy.stream.gauges import POINTS, QueueGauge
+from argosy.stream.gauges import MAX_POINTS, QueueGauge
 
 
 def feeder(*, prepare: float = 0.0, exchange: float = 0.0, train: float = 0.0, **rest: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def test_a_queue_keeps_its_whole_history_in_bounded_space() -> None:
     queue = QueueGauge()
     for number in range(100_000):
         queue.note(float(number >= 50_000), 0.1)
-    assert len(queue.history) < POINTS
+    assert len(queue.history) < MAX_POINTS
     assert queue.mean == pytest.approx(0.5)
     assert len(queue.history) * queue.step_seconds == pytest.approx(10_000, rel=0.05)
     assert (queue.history[0], queue.history[-1]) == (0.0, 1.0)

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import argosy
 from argosy.adapters.monitored import Monitored
 from argosy.stream.order import Digest
-from argosy.training.programs.shard.flat import Flat
+from argosy.training.programs.shard.flat import FlatGradient
 
 STEP = 1e-12
 EPOCHS = 6
@@ -187,7 +187,7 @@ def test_what_a_module_logs_keeps_its_digits() -> None:
 def test_ranks_add_up_losses_to_the_last_digit(size: int) -> None:
     weight = torch.zeros(3, requires_grad=True)
     losses = [torch.rand(5, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
-    flats = [Flat([weight], torch.device("cpu"), rank=rank, size=size) for rank in range(size)]
+    flats = [FlatGradient([weight], torch.device("cpu"), rank=rank, size=size) for rank in range(size)]
     for flat, of_rank in zip(flats, losses, strict=True):
         flat.fill(of_rank, Digest())
     for other in flats[1:]:

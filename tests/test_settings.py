@@ -9,7 +9,7 @@ import studies
 import argosy
 from argosy.errors import PlanError, StudyError
 from argosy.settings import Settings
-from argosy.stream.heartbeat import MOST_LOADERS
+from argosy.stream.heartbeat import MAX_LOADERS
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_numbers_that_cannot_be_are_refused(setting: str, value: object) -> None
         Settings(**{setting: value})
 
 
-@pytest.mark.parametrize(("setting", "most"), [("nodes", 120), ("loader_workers", MOST_LOADERS)])
+@pytest.mark.parametrize(("setting", "most"), [("nodes", 120), ("loader_workers", MAX_LOADERS)])
 def test_more_than_a_run_can_have_is_refused(setting: str, most: int) -> None:
     Settings(**{setting: most})
     with pytest.raises(StudyError, match=f"{setting} is {most + 1}; a run can have at most {most}"):

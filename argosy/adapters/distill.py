@@ -25,8 +25,8 @@ from argosy.errors.spelling import known_keywords
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.stopping import Stop
-from argosy.stream.copied import copy_of
-from argosy.stream.trees import described, flatten, map_leaves
+from argosy.stream.copied import copy_network
+from argosy.stream.trees import flatten, format_structure, map_leaves
 from argosy.study import IGNORED, Data, Member, Study
 from argosy.training.member.answers import answer_kind
 from argosy.training.programs.solo import cross_entropy
@@ -84,7 +84,7 @@ def distill(
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
     if not isinstance(answers, Tensor):
         raise StudyError(
-            f"distill: the teacher has several outputs, {described(flatten(answers)[1])}, but students learn only "
+            f"distill: the teacher has several outputs, {format_structure(flatten(answers)[1])}, but students learn only "
             "one. Pass a teacher that returns the tensor to learn."
         )
     if isinstance(teacher, Ensemble) and (teacher.combine == "mean") == of_classes:
@@ -218,7 +218,7 @@ def _check_mixable(inputs: Any) -> None:
 def _alone(teacher: nn.Module) -> nn.Module:
     """Return a copy of a teacher that takes inputs as `Data.on_device` returns them."""
     network = teacher.network if isinstance(teacher, Prepared) else teacher
-    found = copy_of(network)
+    found = copy_network(network)
     if isinstance(found, Ensemble):
         found.preparation = None
     return found.eval().requires_grad_(False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from argosy.errors import StudyError
 from argosy.errors.checks import check_dataset, check_whole, describe_value, is_map_style
 from argosy.stream.blocks import sample_leaves
-from argosy.stream.copied import copy_of
+from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, map_leaves, unflatten
 
 __all__ = ["Features", "Unfrozen", "features", "unfrozen"]
@@ -107,7 +107,7 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
     cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
     for layers in cuts or ():
         _check_cut("features", network, layers)
-    return Features(dataset=dataset, network=copy_of(network).eval(), unfreeze=cuts)
+    return Features(dataset=dataset, network=copy_network(network).eval(), unfreeze=cuts)
 
 
 def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -> Unfrozen:
@@ -121,7 +121,7 @@ def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -
     """
     _check_cut("unfrozen", trunk, layers)
     last = trunk[len(trunk) - layers :]
-    tail = copy_of(last)
+    tail = copy_network(last)
     assert isinstance(tail, nn.Sequential)
     return Unfrozen(tail.train().requires_grad_(True), head())
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from argosy.errors import RunError
 from argosy.stream.samples import USER_ERRORS
-from argosy.stream.trees import described, flatten, unflatten
+from argosy.stream.trees import flatten, format_structure, unflatten
 
 __all__ = ["answer", "answer_in_batches", "call_network", "takes_keywords"]
 
@@ -25,7 +25,7 @@ def answer(network: nn.Module, inputs: Any) -> Any:
     wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
     if leaves and not wrong:
         return made
-    found = type(made).__name__ if tree is None or not wrong else f"{described(tree)} with {', '.join(wrong)}"
+    found = type(made).__name__ if tree is None or not wrong else f"{format_structure(tree)} with {', '.join(wrong)}"
     raise RunError(
         f"a network returned {found}, but predictions must be tensors. Return a tensor, or a tuple or dict of "
         "tensors, in eval(), or call report.member(name).load() and pick the tensor from its output."

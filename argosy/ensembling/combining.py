@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from argosy.errors import RunError
-from argosy.stream.trees import Structure, described, flatten, map_leaves, unflatten
+from argosy.stream.trees import Structure, flatten, format_structure, map_leaves, unflatten
 
 __all__ = [
     "Combine",
@@ -58,7 +58,7 @@ def combine_per_output(combine: Combines, structure: Structure) -> list[Combine]
         if given.keys() == {*keys}:
             return [one for key, part in zip(keys, parts, strict=True) for one in combine_per_output(given[key], part)]
     raise RunError(
-        f"combine={combine!r} does not match the outputs of these networks, {described(structure)}. Pass one word for "
+        f"combine={combine!r} does not match the outputs of these networks, {format_structure(structure)}. Pass one word for "
         "all outputs, or one for each in the structure that the networks return: a tuple for a tuple, else a dict."
     )
 

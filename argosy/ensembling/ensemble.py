@@ -91,7 +91,7 @@ class Ensemble(nn.Module):
         """Write the ensemble as plain data: the state of each network, by name under ``networks``, and how they are combined."""
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
-        with checkpoint.unmerged(self.networks):
+        with checkpoint.unmerge_weights(self.networks):
             states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
             copied = checkpoint.to_plain(state, host=True)

@@ -21,7 +21,7 @@ from argosy.ensembling.select import (
     select_weights,
 )
 from argosy.errors import RunError
-from argosy.stream.trees import described, flatten
+from argosy.stream.trees import flatten, format_structure
 from argosy.study import IGNORED
 
 __all__ = [
@@ -237,7 +237,7 @@ def _single_output(by_network: Mapping[str, Any]) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     raise RunError(
-        f"each network has several outputs, {described(flatten(outputs)[1])}, but scores, select= and calibrate= need "
+        f"each network has several outputs, {format_structure(flatten(outputs)[1])}, but scores, select= and calibrate= need "
         "a single one. Remove select= and calibrate=, or return one output in eval()."
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from argosy.ensembling.answering import call_network
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits
-from argosy.stream.trees import Structure, described, flatten, unflatten
+from argosy.stream.trees import Structure, flatten, format_structure, unflatten
 
 __all__ = ["InputPreparation", "Prepared", "inputs_and_target", "prepares_itself"]
 
@@ -54,14 +54,14 @@ class InputPreparation:
         missing = _target_leaves(self.layout.tree) if lacking else [False] * len(leaves)
         if len(leaves) + sum(missing) != len(self.layout.shapes):
             raise RunError(
-                f"samples to predict have the structure {described(given)}, but Data.on_device takes the study's, "
-                f"{described(self.layout.tree)}. Pass samples in the study's structure, with or without the target."
+                f"samples to predict have the structure {format_structure(given)}, but Data.on_device takes the study's, "
+                f"{format_structure(self.layout.tree)}. Pass samples in the study's structure, with or without the target."
             )
         if lacking and self.needs_target:
             raise RunError(
-                f"samples to predict have the structure {described(given)}, without a target, but Data.on_device also "
+                f"samples to predict have the structure {format_structure(given)}, without a target, but Data.on_device also "
                 "uses the target to make the network's inputs. Pass them with it, as in the study: "
-                f"{described(self.layout.tree)}."
+                f"{format_structure(self.layout.tree)}."
             )
         rows, device, left = leaves[0].shape[0], leaves[0].device, iter(leaves)
         # `on_device` may modify its arguments, which belong to the caller.

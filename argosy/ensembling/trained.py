@@ -44,13 +44,13 @@ from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
 from argosy.results.fold import MemberState, RunState
 from argosy.results.member import MemberResult
-from argosy.stream.copied import copy_of
+from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import answer_kind
 from argosy.training.member.live import effective_seed
-from argosy.training.member.snapshots import unstacked
+from argosy.training.member.snapshots import unstack_snapshots
 
 __all__ = ["Trained"]
 
@@ -235,7 +235,7 @@ class Trained:
         for saved in reversed(state.saved):
             with contextlib.suppress(CheckpointError):
                 file = self.directory / "members" / state.name / saved.file
-                return unstacked(checkpoint.load(file, saved.sha256).get("snapshots"))
+                return unstack_snapshots(checkpoint.load(file, saved.sha256).get("snapshots"))
         return {}
 
     def export(
@@ -252,7 +252,7 @@ class Trained:
         check_format(format, push_to_hub=push_to_hub)
         study = self.known_study()
         if row is None:
-            whole = copy_of(network)
+            whole = copy_network(network)
         else:
             whole, at = self._load_best(row.name)
             row = _result_at(row, at)

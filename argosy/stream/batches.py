@@ -23,9 +23,9 @@ from argosy.stream.order import WORD, Digest, Hashes, Indices, Selection, runnin
 from argosy.stream.padding import make_batch
 from argosy.stream.trees import map_leaves
 
-__all__ = ["Batch", "PartialBatch", "Cutter", "Elements", "Gathering", "InOrder", "copy_to_device"]
+__all__ = ["Batch", "PartialBatch", "Cutter", "Elements", "BatchBuffer", "InOrderCutter", "copy_to_device"]
 
-FEW_BYTES = 1 << 20
+ONE_GATHER_BYTES = 1 << 20
 """A member's own elements of a block are gathered in one call if they take at most this much."""
 
 
@@ -149,7 +149,7 @@ class Cutter(ABC):
         return block.labels[rows[block.sound[rows]]]
 
 
-class InOrder(Cutter):
+class InOrderCutter(Cutter):
     """Batches of a fixed size, in the order of the sequence.
 
     `carried` holds elements after the first `position` that are already gathered.
@@ -168,9 +168,9 @@ class InOrder(Cutter):
         super().__init__(
             selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
         )
-        self._open: Gathering | None = None
+        self._open: BatchBuffer | None = None
         if carried is not None:
-            self._open = Gathering(position, self._end(position) - position, carried.leaves)
+            self._open = BatchBuffer(position, self._end(position) - position, carried.leaves)
             self._open.add(carried)
 
     @property
@@ -229,9 +229,9 @@ class InOrder(Cutter):
         """Return the end of the batch that begins at element `first`."""
         return min(first + self.batch_size, self.length)
 
-    def _gathering(self, first: int, end: int, block: Block) -> "Gathering":
+    def _gathering(self, first: int, end: int, block: Block) -> "BatchBuffer":
         if self._open is None or self._open.first != first:
-            self._open = Gathering(first, end - first, block.leaves)
+            self._open = BatchBuffer(first, end - first, block.leaves)
         return self._open
 
 
@@ -276,22 +276,22 @@ class Elements:
         rows = end - before
         if self.rows is None and rows == high - low:
             return [_slice(leaf, low, high, private=private) for leaf in self.block.leaves], rows
-        if self._few:
+        if self._is_small:
             return [_slice(leaf, before, end, private=False) for leaf in self._gathered], rows
-        return self._picked(self._index.narrow(0, before, rows)), rows
+        return self._select(self._sound_rows.narrow(0, before, rows)), rows
 
     @cached_property
-    def _few(self) -> bool:
+    def _is_small(self) -> bool:
         """Whether the elements are small enough to gather in one call: a call for each batch would take longer than its copy."""
         row_bytes = sum(leaf.nbytes for leaf in self.block.leaves) / max(self.block.place.rows, 1)
-        return row_bytes * len(self._index) <= FEW_BYTES
+        return row_bytes * len(self._sound_rows) <= ONE_GATHER_BYTES
 
     @cached_property
     def _gathered(self) -> list[torch.Tensor]:
         """All sound elements, gathered in memory of their own."""
-        return self._picked(self._index)
+        return self._select(self._sound_rows)
 
-    def _picked(self, index: torch.Tensor) -> list[torch.Tensor]:
+    def _select(self, index: torch.Tensor) -> list[torch.Tensor]:
         return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves]
 
     @cached_property
@@ -300,7 +300,7 @@ class Elements:
         return [0, *np.cumsum(self.sound).tolist()]
 
     @cached_property
-    def _index(self) -> torch.Tensor:
+    def _sound_rows(self) -> torch.Tensor:
         """Rows of all sound elements, on the block's device. Sent once, because sending them for each batch would stall the host at each step."""
         rows = np.arange(self.block.place.rows) if self.rows is None else self.rows
         return copy_to_device(torch.from_numpy(rows[self.sound]), self.block.leaves[0].device)
@@ -314,7 +314,7 @@ class Elements:
         return Digest(rows, by_index, by_position)
 
 
-class Gathering:
+class BatchBuffer:
     """Consecutive elements of a sequence from `first` on, gathered from several blocks in memory of their own."""
 
     def __init__(self, first: int, size: int, like: Sequence[torch.Tensor]) -> None:

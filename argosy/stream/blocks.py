@@ -12,7 +12,7 @@ import torch
 
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.order import Hashes, Indices, running_sums
-from argosy.stream.trees import Structure, described, flatten, unflatten
+from argosy.stream.trees import Structure, flatten, format_structure, unflatten
 
 __all__ = [
     "ALIGNMENT",
@@ -115,7 +115,7 @@ class Layout:
         """Raise Unfit unless a sample has this layout."""
         if tree != self.tree:
             raise UnfitSample(
-                f"has the structure {described(tree)}, the first sample {described(self.tree)}. Return the same "
+                f"has the structure {format_structure(tree)}, the first sample {format_structure(self.tree)}. Return the same "
                 "structure for all samples."
             )
         for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
@@ -174,7 +174,7 @@ class Block:
         """Return the same rows with other leaves, whose versions are recorded anew."""
         return Block(self.place, tree, leaves, self.indices, self.sound)
 
-    def copied_out(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
+    def with_copies(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
         """Return the block with these copies of its leaves, independent of its original memory."""
         return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
 

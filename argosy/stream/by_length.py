@@ -17,16 +17,16 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from argosy.stream.batches import Batch, Cutter, Elements, Gathering, PartialBatch, copy_to_device
+from argosy.stream.batches import Batch, BatchBuffer, Cutter, Elements, PartialBatch, copy_to_device
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest, Indices, Selection, window_elements, window_order
-from argosy.stream.padding import Form, form_of, lengths_of, longest_of
+from argosy.stream.padding import BatchForm, batch_form, lengths_of, max_lengths
 from argosy.stream.trees import Structure, unflatten
 
-__all__ = ["ByLength", "Window"]
+__all__ = ["ByLengthCutter", "Window"]
 
 
-class ByLength(Cutter):
+class ByLengthCutter(Cutter):
     """Batches of samples of similar length.
 
     `position` counts the elements of finished windows and of the finished batches in the current window. To continue in the middle of a
@@ -78,7 +78,7 @@ class ByLength(Cutter):
 
     def cuts_alike(self, other: Cutter) -> bool:
         """Implement `Cutter.cuts_alike`."""
-        assert isinstance(other, ByLength)  # the members of a program cut the same data
+        assert isinstance(other, ByLengthCutter)  # the members of a program cut the same data
         mine, theirs = ((cutter._tokens, cutter._drawn, cutter._seen) for cutter in (self, other))
         return mine == theirs and super().cuts_alike(other)
 
@@ -103,7 +103,7 @@ class ByLength(Cutter):
         while self._windows and self._windows[0].first + self._windows[0].size <= self.position:
             self._windows.popleft()
 
-    def __deepcopy__(self, memo: object) -> "ByLength":
+    def __deepcopy__(self, memo: object) -> "ByLengthCutter":
         found = copy.copy(self)
         found._windows = self._windows.copy()
         return found
@@ -132,7 +132,7 @@ class ByLength(Cutter):
                 window.add(elements.piece(window.stop, end), elements.indices(window.stop, end))
             self._seen = end
             if window.complete and not window.stops:
-                count = window.cut(form_of(block.tree), self.batch_size, self._tokens)
+                count = window.cut(batch_form(block.tree), self.batch_size, self._tokens)
                 if self._drawn is not None:
                     window.arrange(window_order(*self._drawn, first // self._size, count))
 
@@ -150,7 +150,7 @@ class Window:
     def __init__(self, first: int, size: int, like: Block) -> None:
         self.first = first
         self.size = size
-        self.gathered: Gathering = Gathering(first, size, like.leaves)
+        self.gathered: BatchBuffer = BatchBuffer(first, size, like.leaves)
         self.indices: Indices = np.empty(size, np.int64)
         self.batches: list[Indices] = []
         """Elements of each batch, counted from `first`, ascending; set by `cut`."""
@@ -176,7 +176,7 @@ class Window:
         self.indices[start : start + piece.elements] = indices
         self.gathered.add(piece)
 
-    def cut(self, form: Form | None, batch_size: int, tokens: int | None) -> int:
+    def cut(self, form: BatchForm | None, batch_size: int, tokens: int | None) -> int:
         """Cut the window into batches, the longest samples last, and return their number. Waits for the device."""
         held = self.gathered
         lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(held.sound) - 1
@@ -204,11 +204,11 @@ class Window:
         sound = self.gathered.sound[elements]
         rows = self._row_of[elements[sound]]
         chosen = copy_to_device(torch.from_numpy(rows), leaves[0].device)
-        form = form_of(tree)
+        form = batch_form(tree)
         if form is None:
             data = unflatten([leaf.index_select(0, chosen) for leaf in leaves], tree)
         else:
-            longest = longest_of({leaf: lengths[rows] for leaf, lengths in self._lengths.items()})
+            longest = max_lengths({leaf: lengths[rows] for leaf, lengths in self._lengths.items()})
             data = form.batch(leaves, longest, chosen)
         places = self.first + elements
         digest = Digest.of(self.indices[elements[sound]], places[sound])

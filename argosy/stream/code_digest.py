@@ -3,7 +3,7 @@
 The user's code counts by its bytecode with constants and names, its defaults, its closure, and recursively all that it refers to in
 the user's files; line numbers, comments and docstrings do not count. Installed code counts by its name. Numbers, texts, containers, arrays,
 networks and instances of the user's classes count by their content; other objects by their `repr`. Digests are comparable only under the same
-versions of Python and torch (`Code.VERSION`).
+versions of Python and torch (`CodeReader.VERSION`).
 
 With `Code(whole=...)`, which keys prepared samples, values are hashed completely: every element of arrays and containers, and the pickled state of
 objects of installed classes. Objects without such a state, for example open files, raise `UnreadableContent`.
@@ -46,12 +46,12 @@ from argosy.readings import (
 from argosy.stream.blocks import host_bytes
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["Code", "Content", "Global", "UnreadableContent", "ValueDigest", "attributes_of"]
+__all__ = ["CodeReader", "Content", "Global", "UnreadableContent", "ValueDigest", "attributes_of"]
 
 DIGITS = 12
-MOST_ELEMENTS = 2**22
+MAX_ELEMENTS = 2**22
 """Most elements of an array that are hashed. The first ones are enough to distinguish arrays that were not made to deceive."""
-MOST_ITEMS = 10_000
+MAX_ITEMS = 10_000
 """Most items of a container that are read; a larger one counts by its length."""
 ATOMS = frozenset({bool, int, float, str, bytes, types.NoneType})
 NAMED = (
@@ -83,7 +83,7 @@ CONTAINERS = (
     functools.cached_property,
 )
 """Types whose subclasses hold methods and attributes besides their items."""
-FEW_PATHS = 1000
+MAX_PATHS = 1000
 """Most paths in one list that are checked for being files."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
@@ -161,7 +161,7 @@ class Content:
         return self.names[key]
 
 
-class Code:
+class CodeReader:
     """Computes digests of code. Results are cached, because members share most of their code."""
 
     VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
@@ -177,7 +177,7 @@ class Code:
 
     def read(self, value: Any) -> "ValueDigest":
         """Digest a value and all parts that it refers to."""
-        text = _Text(self.whole)
+        text = _TextWriter(self.whole)
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
         return ValueDigest(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
@@ -200,14 +200,14 @@ class Code:
                 continue
             seen.add(key)
             if key not in self._read:
-                text = _Text(self.whole)
-                self._read[key] = (part, _hash(text.of_part(part)), tuple(text.parts))
+                text = _TextWriter(self.whole)
+                self._read[key] = (part, _hash(text.write_part(part)), tuple(text.parts))
             _, digest, further = self._read[key]
             yield _name(part) if self.whole is None else self.whole.name(part), digest
             parts.extend(further)
 
 
-class _Text:
+class _TextWriter:
     """Writes a value as text that is equal in every process, and collects the parts of the user's files that it refers to."""
 
     def __init__(self, whole: Content | None) -> None:
@@ -216,7 +216,7 @@ class _Text:
         self._within: set[int] = set()
         """Identities of the objects being written, because objects may contain themselves."""
 
-    def of_part(self, part: Part) -> str:
+    def write_part(self, part: Part) -> str:
         """Return the content of a part, in which further parts are given by name."""
         if isinstance(part, Global):
             return self.of(part.value)
@@ -231,12 +231,12 @@ class _Text:
         self._within.add(id(value))
         try:
             if isinstance(value, types.FunctionType | type):
-                return self._defined(value)
-            return f"{type(value).__qualname__} {self._content(value)}{self._besides(value)}"
+                return self._definition(value)
+            return f"{type(value).__qualname__} {self._content(value)}{self._extra_content(value)}"
         finally:
             self._within.discard(id(value))
 
-    def _defined(self, value: Any) -> str:
+    def _definition(self, value: Any) -> str:
         if is_own(value):
             self.parts.append(value)
             return _name(value) if self.whole is None else self.whole.name(value)
@@ -247,13 +247,13 @@ class _Text:
     def _content(self, value: Any) -> str:
         match value:
             case functools.partial():
-                return self._several([value.func, value.args, value.keywords])
+                return self._join([value.func, value.args, value.keywords])
             case types.MethodType():
-                return self._several([value.__func__, value.__self__])
+                return self._join([value.__func__, value.__self__])
             case staticmethod() | classmethod():
                 return self.of(value.__func__)
             case property():
-                return self._several([value.fget, value.fset, value.fdel])
+                return self._join([value.fget, value.fset, value.fdel])
             case functools.cached_property():
                 return self.of(value.func)
             case functools._lru_cache_wrapper():
@@ -263,10 +263,10 @@ class _Text:
                 return value.__name__
             case types.CodeType():
                 return self._code(value)
-            case list() | tuple() | set() | frozenset() | Mapping() if self.whole is None and len(value) > MOST_ITEMS:
+            case list() | tuple() | set() | frozenset() | Mapping() if self.whole is None and len(value) > MAX_ITEMS:
                 return f"{len(value)} items"
             case list() | tuple():
-                return self._listed(value)
+                return self._list_text(value)
             case set() | frozenset():
                 return f"[{', '.join(sorted(map(self.of, value)))}]"
             case Mapping():
@@ -274,7 +274,7 @@ class _Text:
                 return f"[{', '.join(sorted(entries) if self.whole is None else entries)}]"
             case np.ndarray() | torch.Tensor():
                 return _array(value) if self.whole is None else self._whole_array(value)
-        own = is_own(type(value)) and (self.whole is None or not _holds_more(type(value)))
+        own = is_own(type(value)) and (self.whole is None or not _has_hidden_data(type(value)))
         if own or isinstance(value, HOLDERS):
             return f"{self.of(type(value))} {self._attributes(attributes_of(value))}"
         if self.whole is not None:
@@ -282,7 +282,7 @@ class _Text:
         # A run may continue on another machine, and on other devices.
         return "" if isinstance(value, torch.device) else re.sub(r"0x[0-9a-f]+", "", repr(value))
 
-    def _several(self, values: Any) -> str:
+    def _join(self, values: Any) -> str:
         return f"[{', '.join(map(self.of, values))}]"
 
     def _attributes(self, named: dict[str, Any]) -> str:
@@ -291,7 +291,7 @@ class _Text:
 
     # ---- values in full
 
-    def _besides(self, value: Any) -> str:
+    def _extra_content(self, value: Any) -> str:
         """Return what an instance of a subclass holds besides its `_content`."""
         if self.whole is None:
             return ""
@@ -307,29 +307,29 @@ class _Text:
         """Return plain values as text; note the paths among them."""
         assert self.whole is not None
         paths = [atom for atom in atoms if type(atom) is str and atom.startswith(os.sep)]
-        if len(paths) <= FEW_PATHS:
+        if len(paths) <= MAX_PATHS:
             self.whole.named.update(dict.fromkeys(path for path in paths if os.path.isfile(path)))  # noqa: PTH113
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)
 
-    def _listed(self, values: Any) -> str:
+    def _list_text(self, values: Any) -> str:
         """Return a list as text. Plain values, or tuples of them, are written at once, because there may be millions."""
         if self.whole is None:
-            return self._several(values)
+            return self._join(values)
         kinds = set(map(type, values))
         if kinds <= ATOMS:
             return self._plain(values, values)
         if kinds <= PATHS:
-            return f"paths {self._listed([*map(str, values)])}"
+            return f"paths {self._list_text([*map(str, values)])}"
         if kinds <= {tuple, list} and ATOMS.issuperset(map(type, itertools.chain.from_iterable(values))):
             return self._plain(values, itertools.chain.from_iterable(values))
-        return self._several(values)
+        return self._join(values)
 
     def _whole_array(self, value: Any) -> str:
         assert self.whole is not None
         head = f"{value.dtype} {tuple(value.shape)}"
-        mapped = MappedFile.of(value) if isinstance(value, np.ndarray) and _maps(value) else None
+        mapped = MappedFile.of(value) if isinstance(value, np.ndarray) and _is_memory_mapped(value) else None
         if mapped is not None:
             self.whole.files.append(mapped[0])
             return (
@@ -345,7 +345,7 @@ class _Text:
                 raise UnreadableContent(f"a tensor of layout {value.layout} on {value.device}")
             return f"{head} {_hash_bytes(host_bytes(value.detach().resolve_conj().resolve_neg()))}"
         if value.dtype.hasobject:
-            return f"{head} {self._listed(value.ravel().tolist())}"
+            return f"{head} {self._list_text(value.ravel().tolist())}"
         return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
 
     def _pickled(self, value: Any) -> str:
@@ -372,7 +372,7 @@ class _Text:
         if isinstance(found, str):
             return found
         made, arguments, *rest = found
-        return self._several([made, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)])
+        return self._join([made, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)])
 
     def _installed(self, module: str | None) -> None:
         """Note the package of an installed module."""
@@ -384,8 +384,8 @@ class _Text:
 
     def _class(self, kind: type) -> str:
         counts = _is_method if self.whole is None else _may_matter
-        attributes = {name: value for name, value in _as_written(kind).items() if counts(name, value)}
-        return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
+        attributes = {name: value for name, value in _class_attributes(kind).items() if counts(name, value)}
+        return f"{self._join(kind.__bases__)} {self._attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
         instructions = instructions_of(function.__code__)
@@ -407,7 +407,7 @@ class _Text:
         self._imports(instructions, function.__globals__, attributes)
         if self.whole is not None:
             content.append({name: value for name, value in vars(function).items() if name != "__wrapped__"})
-        return self._several(content)
+        return self._join(content)
 
     def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
         self.parts.append(
@@ -439,7 +439,7 @@ class _Text:
 
     def _import(self, name: str, taken: Any, names: dict[str, Any], attributes: set[str]) -> None:
         try:
-            module = _imported(name, names.get("__package__"))
+            module = _import_module(name, names.get("__package__"))
         except UnreadableContent:
             if self.whole is not None:
                 raise
@@ -497,11 +497,11 @@ def _is_state(part: Part) -> bool:
     ]
     methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
     functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
-    return any(part.name.rpartition(".")[2] in _set_by(function.__code__) for function in functions)
+    return any(part.name.rpartition(".")[2] in _names_set_by(function.__code__) for function in functions)
 
 
 @functools.lru_cache(maxsize=1000)
-def _set_by(code: types.CodeType) -> frozenset[Any]:
+def _names_set_by(code: types.CodeType) -> frozenset[Any]:
     """Return the attributes and constant keys that the code sets."""
     instructions = instructions_of(code)
     attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
@@ -522,7 +522,7 @@ def _key(part: Part) -> Key:
     return (part.name, part.namespace, id(part.value)) if isinstance(part, Global) else (None, 0, id(part))
 
 
-def _as_written(kind: type) -> dict[str, Any]:
+def _class_attributes(kind: type) -> dict[str, Any]:
     """Return the attributes of a class as written.
 
     When the first instance of an optimizer class is created, torch wraps its `step`, own or inherited; the wrapper is left out.
@@ -552,7 +552,7 @@ def _may_matter(name: str, value: Any) -> bool:
     return name != "_abc_impl"
 
 
-def _imported(name: str, package: str | None) -> types.ModuleType | None:
+def _import_module(name: str, package: str | None) -> types.ModuleType | None:
     """Return a module that a function imports; None if it is missing or not needed yet. Raises Opaque if importing it fails."""
     try:
         name = importlib.util.resolve_name(name, package or "")
@@ -578,7 +578,7 @@ def _name(part: Part) -> str:
     return part.name if isinstance(part, Global) else part.__qualname__.replace("<locals>.", "")
 
 
-def _holds_more(kind: type) -> bool:
+def _has_hidden_data(kind: type) -> bool:
     """Return whether objects of a class hold data outside their attributes, as those of classes written in C do, such as file readers or deques."""
     pointers = len(copyreg._slotnames(kind)) + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)  # type: ignore[attr-defined]
     return kind.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
@@ -601,13 +601,13 @@ def _array(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_meta:
             return head
-        first = value.detach().reshape(-1)[:MOST_ELEMENTS].cpu().contiguous()
+        first = value.detach().reshape(-1)[:MAX_ELEMENTS].cpu().contiguous()
         return f"{head} {_hash_bytes(first.view(torch.uint8).numpy().tobytes())}"
-    first = value.reshape(-1)[:MOST_ELEMENTS]
+    first = value.reshape(-1)[:MAX_ELEMENTS]
     return f"{head} {first.tolist()!r}" if value.dtype.hasobject else f"{head} {_hash_bytes(first.tobytes())}"
 
 
-def _maps(array: Any) -> bool:
+def _is_memory_mapped(array: Any) -> bool:
     """Return whether an array is a view of a memory map."""
     while array is not None and not isinstance(array, mmap.mmap):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)

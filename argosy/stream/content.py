@@ -13,11 +13,11 @@ from argosy.stream.blocks import host_bytes
 
 __all__ = ["digest_of_arrays", "digest_of_labels", "why_doubtful"]
 
-WHOLE_BYTES = 64 * 2**20
+MAX_WHOLE_BYTES = 64 * 2**20
 """Arrays up to so many bytes are read completely, in a few hundredths of a second."""
-ROWS = 4096
-"""From a larger array so many rows are read, evenly spread, or as many as fit in `WHOLE_BYTES`."""
-DEEP = 4
+SAMPLED_ROWS = 4096
+"""From a larger array so many rows are read, evenly spread, or as many as fit in `MAX_WHOLE_BYTES`."""
+MAX_DEPTH = 4
 """Depth of nested Datasets that are searched, such as a `torch.utils.data.Subset` of another."""
 
 
@@ -26,9 +26,9 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         rows = array if isinstance(array, torch.Tensor) else np.asarray(array)
-        if array.nbytes > WHOLE_BYTES:
+        if array.nbytes > MAX_WHOLE_BYTES:
             row_bytes = array.nbytes // len(array)
-            count = min(len(array), ROWS, max(WHOLE_BYTES // row_bytes, 2))
+            count = min(len(array), SAMPLED_ROWS, max(MAX_WHOLE_BYTES // row_bytes, 2))
             rows = array[np.linspace(0, len(array) - 1, count, dtype=np.int64)]
         digest.update(host_bytes(rows) if isinstance(rows, torch.Tensor) else np.ascontiguousarray(rows).tobytes())
     return digest.hexdigest()
@@ -40,7 +40,7 @@ def digest_of_labels(dataset: Any, length: int) -> str:
     Attributes of a Dataset nested in it count too. Empty if there are none.
     """
     digest, found = hashlib.sha256(), False
-    for name, numbers in _labels(dataset, length, DEEP):
+    for name, numbers in _labels(dataset, length, MAX_DEPTH):
         digest.update(f"{name} {numbers.dtype}".encode() + np.ascontiguousarray(numbers).tobytes())
         found = True
     return digest.hexdigest() if found else ""

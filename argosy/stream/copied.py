@@ -10,12 +10,12 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-__all__ = ["begun", "complete", "copy_of"]
+__all__ = ["begin_copy", "finish_copy", "copy_network"]
 
 Copied = TypeVar("Copied", bound=nn.Module)
 
 
-def begun(network: nn.Module) -> dict[int, Any]:
+def begin_copy(network: nn.Module) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy` of a network, with copies of the tensors that it refuses."""
     # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists and dicts.
     held = [one for module in network.modules() for one in vars(module).values()]
@@ -25,15 +25,15 @@ def begun(network: nn.Module) -> dict[int, Any]:
     return {id(t): t.detach().clone() for t in refused}
 
 
-def copy_of(network: Copied) -> Copied:
+def copy_network(network: Copied) -> Copied:
     """Return a copy of a network."""
-    memo = begun(network)
+    memo = begin_copy(network)
     made = copy.deepcopy(network, memo)
-    complete(network, memo)
+    finish_copy(network, memo)
     return made
 
 
-def complete(network: nn.Module, memo: dict[int, Any]) -> None:
+def finish_copy(network: nn.Module, memo: dict[int, Any]) -> None:
     """Complete the copy of a network, given the memo of its `deepcopy`."""
     for weight in network.parameters():  # torch copies only the values, not attributes such as muP's `infshape`
         if id(weight) in memo:
@@ -48,10 +48,12 @@ def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
     """
     for module in network.modules():
         for held in (vars(module), *[one for one in vars(module).values() if isinstance(one, dict)]):
-            held.update({key: _rebound(one, memo) for key, one in held.items() if isinstance(one, FunctionType | ref)})
+            held.update(
+                {key: _rebind_value(one, memo) for key, one in held.items() if isinstance(one, FunctionType | ref)}
+            )
 
 
-def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:
     """Return the copy of a copied object, or a function or weak reference rebuilt to refer to copies; other values unchanged."""
     if isinstance(value, ref):
         return ref(memo[id(value())]) if id(value()) in memo else value
@@ -61,7 +63,7 @@ def _rebound(value: Any, memo: dict[int, Any]) -> Any:
         return memo.get(id(value), value)
     memo[id(value)] = value  # for a function that calls itself
     held = value.__closure__ or (), value.__defaults__ or ()
-    cells, defaults = tuple(_cell(cell, memo) for cell in held[0]), tuple(_rebound(one, memo) for one in held[1])
+    cells, defaults = tuple(_cell(cell, memo) for cell in held[0]), tuple(_rebind_value(one, memo) for one in held[1])
     if any(map(operator.is_not, (*cells, *defaults), (*held[0], *held[1]))):
         memo[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
         made.__kwdefaults__ = value.__kwdefaults__
@@ -71,6 +73,6 @@ def _rebound(value: Any, memo: dict[int, Any]) -> Any:
 
 def _cell(cell: CellType, memo: dict[int, Any]) -> CellType:
     with contextlib.suppress(ValueError):  # an empty cell
-        found = _rebound(cell.cell_contents, memo)
+        found = _rebind_value(cell.cell_contents, memo)
         return cell if found is cell.cell_contents else CellType(found)
     return cell

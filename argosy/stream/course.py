@@ -14,10 +14,10 @@ from argosy.protocol.feeder import Credit, Held, Hold, Leg
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import places
 
-__all__ = ["Course"]
+__all__ = ["FeedSchedule"]
 
 
-class Course:
+class FeedSchedule:
     """Bookkeeping of a feeder, one leg after another. Pure."""
 
     def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
@@ -87,7 +87,7 @@ class Course:
         """Return whether there is credit for a block."""
         return place.section < self.until
 
-    def announced(self, place: Place, samples: int) -> Fed | None:
+    def note_announced(self, place: Place, samples: int) -> Fed | None:
         """Note that a block was announced, for which this node prepared so many samples. Returns what to report at the end of a section."""
         self._begun = True
         key = (place.split, place.section)

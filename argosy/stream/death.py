@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-__all__ = ["die_with_parent", "forked", "name_process"]
+__all__ = ["die_with_parent", "fork_process", "name_process"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -27,7 +27,7 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, f"argosy-{name}".encode(), 0, 0, 0)
 
 
-def forked(name: str, work: Callable[[], int], *, closing: Iterable[Callable[[], None]] = ()) -> int:
+def fork_process(name: str, work: Callable[[], int], *, closing: Iterable[Callable[[], None]] = ()) -> int:
     """Fork a process that runs `work` and exits with the code that it returns. Returns the process id.
 
     The child inherits everything; it first calls the functions `closing`, which close what it must not hold.

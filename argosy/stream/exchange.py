@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from argosy.protocol.feeder import Team
-from argosy.stream.death import forked
-from argosy.stream.rendezvous import FORMING, store_at
+from argosy.stream.death import fork_process
+from argosy.stream.rendezvous import FORMING, open_store
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
@@ -39,7 +39,7 @@ PROBE_ROUNDS = 3
 """Number of blocks of each preparing node with which a link is measured, after one for warm-up."""
 
 
-class Order(NamedTuple):
+class Transfer(NamedTuple):
     """Message from a feeder: transfer so many bytes of a slot over these hops."""
 
     slot: int
@@ -77,7 +77,7 @@ class ExchangeProcess:
         """Send a slot that is ready, or receive into one that is free."""
         # An exchange that has just died does not receive it; its end-of-file will arrive.
         with contextlib.suppress(OSError):
-            self.connection.send(Order(slot, size, hops))
+            self.connection.send(Transfer(slot, size, hops))
 
     def take(self) -> Any:
         """Return its next message; Broken if it has died."""
@@ -97,28 +97,30 @@ class ExchangeProcess:
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
     """Fork an exchange, which closes the inherited connections. If the team has no pipeline, it measures the candidates."""
     ours, theirs = Pipe()
-    pid = forked("exchange", partial(_work, theirs, ring, team), closing=[one.close for one in (ours, *inherited)])
+    pid = fork_process(
+        "exchange", partial(_run_exchange, theirs, ring, team), closing=[one.close for one in (ours, *inherited)]
+    )
     theirs.close()
     return ExchangeProcess(pid, ours)
 
 
-def _work(connection: Connection, ring: Ring, team: Team) -> int:
+def _run_exchange(connection: Connection, ring: Ring, team: Team) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     say = _FeederConnection(connection)
     try:
-        _store = _meet(team)  # torch alone would not keep it alive
+        _store = _join_team(team)  # torch alone would not keep it alive
         if team.sharing is None:
             say(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
-        ways = _ways(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
+        ways = _broadcast_queues(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
         while True:
-            order: Order = connection.recv()
+            order: Transfer = connection.recv()
             ways[order.hops[0].group].start(order)
     except (EOFError, OSError):
         return 0  # the feeder is gone
     except Exception as error:  # process boundary: report any error to the feeder
-        say(ExchangeFailed(_reason(error)))
+        say(ExchangeFailed(_format_error(error)))
         return 1
 
 
@@ -142,10 +144,10 @@ class _BroadcastQueue:
         self.ring = ring
         self.say = say
         self.ways = ways
-        self.under_way: SimpleQueue[tuple[Any, Order]] = SimpleQueue()
+        self.under_way: SimpleQueue[tuple[Any, Transfer]] = SimpleQueue()
         threading.Thread(target=self._wait, daemon=True).start()
 
-    def start(self, order: Order) -> None:
+    def start(self, order: Transfer) -> None:
         """Start the first hop without waiting for it."""
         memory = torch.from_numpy(self.ring.slot(order.slot)[: order.size])
         self.under_way.put((dist.broadcast(memory, src=order.hops[0].root, group=self.group, async_op=True), order))
@@ -160,13 +162,13 @@ class _BroadcastQueue:
                 if rest:
                     self.ways[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: after any error the exchange is useless
-            self.say(ExchangeFailed(_reason(error)))
+            self.say(ExchangeFailed(_format_error(error)))
             os._exit(1)
 
 
-def _meet(team: Team) -> Any:
+def _join_team(team: Team) -> Any:
     """Join the process group of a team and return its store."""
-    store = store_at(team.rendezvous, team.nodes)
+    store = open_store(team.rendezvous, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
     return store
 
@@ -176,7 +178,7 @@ def _groups(pipeline: Pipeline) -> list[Any]:
     return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
 
 
-def _ways(pipeline: Pipeline, ring: Ring, say: _FeederConnection) -> list[_BroadcastQueue]:
+def _broadcast_queues(pipeline: Pipeline, ring: Ring, say: _FeederConnection) -> list[_BroadcastQueue]:
     ways: list[_BroadcastQueue] = []
     ways += [_BroadcastQueue(group, ring, say, ways) for group in _groups(pipeline)]
     return ways
@@ -212,5 +214,5 @@ def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None
         work.wait()
 
 
-def _reason(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

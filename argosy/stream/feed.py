@@ -22,10 +22,10 @@ from argosy.protocol.events import Skipped, Used
 from argosy.protocol.feeder import Credit, Feed, FeederProgress, Hold, Lend, Open, Parted, Probe, Probed, UseLoaders
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 from argosy.stream.exchange import ExchangeFailed, ExchangeProcess, HopDone, MeasuredExchanges, start_exchange
 from argosy.stream.gauges import Queues, StreamGauge
-from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
+from argosy.stream.heartbeat import MAX_LOADERS, Heartbeat
 from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import BlockInProgress, Preparation
 from argosy.stream.ring import Ring
@@ -43,7 +43,7 @@ SLOTS = 4
 """Slots of the ring for blocks that trainers use or will soon use. Blocks take about 4 MiB each."""
 SLOTS_PER_NODE = 2
 """Slots for blocks in transit: one being prepared and one being exchanged. With one node the ring has 6 slots."""
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 ALONE = Turn(owner=0, hops=())
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -54,7 +54,7 @@ class _Feeder:
     driver: Peer
     ring: Ring
     sources: dict[str, Source]
-    course: Course
+    course: FeedSchedule
     orders: Orders
     heartbeat: Heartbeat
     _: KW_ONLY
@@ -105,11 +105,11 @@ class _Feeder:
             self._start_transfers()
             self._announce()
             self._write()
-            for key, events in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
+            for key, events in self.selector.select(timeout=0 if at_once else REPORT_SECONDS):
                 # Skip handlers that an earlier handler of this round has unregistered.
                 if events & READ and self.selector.get_map().get(key.fd) is key:
                     key.data()
-            self._measure_time(queues)
+            self._account_time(queues)
 
     def _write(self) -> None:
         """Flush unsent messages, and watch the sockets that cannot accept more yet."""
@@ -129,7 +129,7 @@ class _Feeder:
             elif isinstance(command, Hold):
                 self.driver.send(self.course.hold(command))
             elif isinstance(command, Lend):
-                self._lend(command.reader, Peer(socket.socket(fileno=self.driver.descriptors.popleft())))
+                self._add_reader(command.reader, Peer(socket.socket(fileno=self.driver.descriptors.popleft())))
             elif isinstance(command, Feed):
                 self._new_leg(command)
             elif isinstance(command, Probe):
@@ -139,9 +139,9 @@ class _Feeder:
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
                 self.preparation.end_surplus()
             elif isinstance(command, Exit):
-                self._leave()
+                self._finish()
 
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         self._stop_exchange()
         for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(self.course.leg)):
             self.driver.send(event)
@@ -198,7 +198,7 @@ class _Feeder:
         assert self.exchange is not None
         message = self.exchange.take()
         if isinstance(message, HopDone):
-            self._exchanged(message)
+            self._handle_hop_done(message)
         elif isinstance(message, MeasuredExchanges):
             self._stop_exchange()
             self._answer_probe(message)
@@ -214,17 +214,17 @@ class _Feeder:
         )
         self.driver.send(probed)
 
-    def _exchanged(self, message: HopDone) -> None:
+    def _handle_hop_done(self, message: HopDone) -> None:
         """Handle a finished hop: a block has arrived at this node or at others."""
         assert self.exchange is not None
-        filling = self.preparation.of_slot(message.slot)
+        filling = self.preparation.block_in_slot(message.slot)
         if filling is not None and not filling.own:
             filling.missing = 0
         if message.hops_left == 0:
             self.sending.discard(message.slot)
             self._give_back(message.slot, self.exchange)
 
-    def _lend(self, name: str, peer: Peer) -> None:
+    def _add_reader(self, name: str, peer: Peer) -> None:
         earlier = self.readers.pop(name, None)
         if earlier is not None:
             # The trainer was told to connect again, or replaces another with the same name.
@@ -232,9 +232,9 @@ class _Feeder:
         layouts = {split: source.layout for split, source in self.sources.items()}
         self.ring.lend(peer, layouts, self.course.lengths, self.orders.shards)
         self.readers[name] = peer
-        self._watch(peer, partial(self._released, name, peer))
+        self._watch(peer, partial(self._handle_released, name, peer))
 
-    def _released(self, name: str, peer: Peer) -> None:
+    def _handle_released(self, name: str, peer: Peer) -> None:
         try:
             for slot in peer.receive():
                 self._give_back(slot, peer)
@@ -256,7 +256,7 @@ class _Feeder:
 
     def _free_unheld(self, slot: int) -> None:
         # A block that is not announced yet has no reader, but its slot is not free.
-        if not self.held[slot] and self.preparation.of_slot(slot) is None:
+        if not self.held[slot] and self.preparation.block_in_slot(slot) is None:
             del self.held[slot]
             self.preparation.free.append(slot)
 
@@ -279,9 +279,9 @@ class _Feeder:
             if filling.own and filling.missing:
                 held_up.add(filling.hops[0].group)
             elif filling.hops[0].group not in held_up:
-                self._carry(filling)
+                self._transfer(filling)
 
-    def _carry(self, filling: BlockInProgress) -> None:
+    def _transfer(self, filling: BlockInProgress) -> None:
         assert self.exchange is not None
         if filling.own:
             # Before any other node can receive the block.
@@ -308,7 +308,7 @@ class _Feeder:
             for name, assignment in course.assignments.items():
                 self.readers[name].send((block.slot, block.place, assignment, fixed, marks))
             self.gauge.delivered += block.place.rows
-            fed = course.announced(block.place, block.prepared)
+            fed = course.note_announced(block.place, block.prepared)
             if fed is not None:
                 self.driver.send(fed)
             self._free_unheld(block.slot)
@@ -334,13 +334,13 @@ class _Feeder:
             to_train=max(with_readers - 1, 0) / (self.ring.slots - 1),
         )
 
-    def _measure_time(self, queues: Queues) -> None:
+    def _account_time(self, queues: Queues) -> None:
         """Account for the time since the last call, during which the queues were in this state."""
         elapsed, gauge = time.monotonic() - self._since, self.gauge
         self._since += elapsed
         if self.course.assignments:
             gauge.note(queues, elapsed, flowing=self.flowing)
-        if self.course.assignments and self._since - self._told > TELL_SECONDS:
+        if self.course.assignments and self._since - self._told > REPORT_SECONDS:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(FeederProgress(gauge=gauge.to_json()))
 
@@ -365,7 +365,7 @@ def feed(
     command, *others = driver.wait()
     assert isinstance(command, Open)
     began = time.monotonic()
-    count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
+    count = settings.loader_workers if settings.loader_workers is not None else min(cores, MAX_LOADERS)
     with heartbeat.busy("opening the data", opaque=True):
         sources = open_for(
             count,
@@ -382,7 +382,7 @@ def feed(
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
-    course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
+    course = FeedSchedule(lengths, per_epoch=per_epoch, block_size=block_size)
     driver.send(make_opened(sources, block_size=block_size, seconds=time.monotonic() - began))
     _Feeder(
         name,

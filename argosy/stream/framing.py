@@ -15,7 +15,7 @@ from argosy.errors import WorkerError
 
 __all__ = ["Authenticated", "Framing", "Plain"]
 
-LARGEST = 2**30
+MAX_VALUE_BYTES = 2**30
 """Most bytes of one value."""
 LENGTH = struct.Struct("<Q")
 MAC_BYTES = 16
@@ -97,9 +97,9 @@ class Authenticated:
 
 def _length(arrived: memoryview, at: int) -> int:
     size: int = LENGTH.unpack_from(arrived, at)[0]
-    if size > LARGEST:
+    if size > MAX_VALUE_BYTES:
         raise WorkerError(
-            f"another process announced a message of {size:,} bytes; at most {LARGEST:,} are possible. Run the "
+            f"another process announced a message of {size:,} bytes; at most {MAX_VALUE_BYTES:,} are possible. Run the "
             "same command again."
         )
     return size

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["QueueGauge", "Queues", "StreamGauge", "TrainerGauge"]
 
-POINTS = 120
+MAX_POINTS = 120
 """Most points of a queue's history. When it is full, adjacent points are merged."""
 
 
@@ -35,7 +35,7 @@ class QueueGauge:
         if self._step >= self.step_seconds:
             self.history.append(round(self._filled / self._step, 3))
             self._step = self._filled = 0.0
-            if len(self.history) == POINTS:
+            if len(self.history) == MAX_POINTS:
                 pairs = zip(self.history[::2], self.history[1::2], strict=True)
                 self.history = [round((a + b) / 2, 3) for a, b in pairs]
                 self.step_seconds *= 2

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from argosy.stream.memory import memory_file
 
-__all__ = ["MOST_LOADERS", "Heartbeat", "Sign"]
+__all__ = ["MAX_LOADERS", "Heartbeat", "Sign"]
 
-MOST_LOADERS = 1023
+MAX_LOADERS = 1023
 """Most loaders of one worker that can have a heartbeat."""
-SLOTS = 1 + MOST_LOADERS
+SLOTS = 1 + MAX_LOADERS
 SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
 """Words of a slot, of 8 bytes each. IN_USE is only in the first slot: the highest slot number ever used."""
@@ -75,8 +75,8 @@ class Heartbeat:
 
     def slot(self, number: int) -> "Heartbeat":
         """Return the slot of loader 1, 2, … of this worker, set to idle."""
-        if not 0 < number <= MOST_LOADERS:
-            raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MOST_LOADERS} loaders")
+        if not 0 < number <= MAX_LOADERS:
+            raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MAX_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
         first[IN_USE] = max(first[IN_USE], number)
         found = Heartbeat(self._memory, number)
@@ -93,11 +93,11 @@ class Heartbeat:
 
     def busy(self, doing: str, *, opaque: bool = False) -> AbstractContextManager[None]:
         """Show this activity as busy inside this context, and the earlier state after it."""
-        return _During(self, OPAQUE if opaque else BUSY, doing)
+        return _StateContext(self, OPAQUE if opaque else BUSY, doing)
 
     def waiting(self, doing: str) -> AbstractContextManager[None]:
         """Show inside this context that this process waits for another worker; `doing` names the worker and the wait."""
-        return _During(self, WAITING, doing)
+        return _StateContext(self, WAITING, doing)
 
     def start(self, doing: str, *, opaque: bool = False) -> None:
         """Show this activity as busy until `rest`."""
@@ -119,7 +119,7 @@ class Heartbeat:
 
     # ---- for the reader
 
-    def picture(self) -> bytes:
+    def snapshot(self) -> bytes:
         """Return a copy of all slots that were ever used."""
         return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
@@ -140,7 +140,7 @@ class Heartbeat:
         )
 
 
-class _During:
+class _StateContext:
     """Shows a state inside the context and the earlier one after it. A generator-based context manager would cost more than the writes."""
 
     __slots__ = ("_before", "_heartbeat", "_inside")

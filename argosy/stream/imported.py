@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.stream.code_digest import Code
+from argosy.stream.code_digest import CodeReader
 from argosy.study import FACTORIES, Data, Member
 
-__all__ = ["Imported", "check_imported", "imported_by"]
+__all__ = ["ImportDigests", "check_imports", "digest_imports"]
 
-Imported = Mapping[str, Sequence[str]]
+ImportDigests = Mapping[str, Sequence[str]]
 """Digests of functions, classes and constants, by name."""
 MOST_NAMED = 3
 
 
-def imported_by(values: Iterable[Any]) -> Imported:
+def digest_imports(values: Iterable[Any]) -> ImportDigests:
     """Return the digests of what these members, data and functions use from modules of the user."""
-    code = Code()
+    code = CodeReader()
     for value in values:
         for read in _read_of(value):
             code.read(read)
@@ -35,9 +35,9 @@ def _read_of(value: Any) -> Iterable[Any]:
     return [value]
 
 
-def check_imported(values: Iterable[Any], wanted: Imported) -> None:
+def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
     """Raise StudyError if this process has imported something that differs from `wanted`, the digests of another process."""
-    found = imported_by(values)
+    found = digest_imports(values)
     others = [name for name in wanted if not {*found.get(name, ())} <= {*wanted[name]}]
     if others:
         named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")

@@ -38,15 +38,15 @@ NONCE = PROOF = 32
 LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
 """Time after which a caller that has not proved the key is disconnected."""
-UNPROVED = 128
+MAX_UNPROVED = 128
 """Most callers at a time that have not proved the key. For another one, the host with most of them loses one."""
 GRACE_SECONDS = 0.5
 """Time that a caller has to prove the key before it may be disconnected in favour of others of its host."""
-ACCEPTED = 32
+MAX_ACCEPTS = 32
 """Most calls accepted at a time, so that callers do not keep the process from its work."""
 BACKLOG = 1024
 """Most calls that the kernel queues until they are accepted."""
-BREATH_SECONDS = 0.01
+ACCEPT_PAUSE_SECONDS = 0.01
 """Pause after a call could not be accepted because this process has too many open files. The kernel keeps the call."""
 LEFT = "hung up before it had proved the run's key"
 ANOTHER_KEY = "does not accept the proof of the run's key: it has a different key"
@@ -126,17 +126,17 @@ class Listener:
         """Wait until `enter` has work to do, or the time is over."""
         self._selector.select(seconds)
 
-    def enter(self) -> list[tuple[str, Peer]]:
+    def accept(self) -> list[tuple[str, Peer]]:
         """Return the callers that have just proved the key, with the names that they gave. Never waits."""
         ready = [key.fileobj for key, _ in self._selector.select(timeout=0)]
         # First, because these might have to make room for callers accepted below.
         entered = [proved for one in ready if one in self._callers and (proved := self._read(one)) is not None]
         if self._socket in ready:
-            self._welcome()
+            self._accept_calls()
         for silent, caller in list(self._callers.items()):
             if time.monotonic() - caller.since > PATIENCE_SECONDS:
                 said = f"did not prove the run's key within {PATIENCE_SECONDS:g} s"
-                self._hang_up(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
+                self._disconnect(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
     def serve(self, over: threading.Event, receive: Callable[[Peer], bool], *, tick_seconds: float) -> None:
@@ -147,7 +147,7 @@ class Listener:
         peers: list[Peer] = []
         while not over.is_set():
             poll(tick_seconds, [(self, False), *((peer, peer.unsent) for peer in peers)])
-            peers += [peer for _, peer in self.enter()]
+            peers += [peer for _, peer in self.accept()]
             for peer in peers:
                 peer.flush()
             peers = [peer for peer in peers if receive(peer)]
@@ -163,15 +163,15 @@ class Listener:
         self._selector.close()
         self._socket.close()
 
-    def _welcome(self) -> None:
+    def _accept_calls(self) -> None:
         """Accept a few of the waiting calls."""
-        for _ in range(ACCEPTED):
+        for _ in range(MAX_ACCEPTS):
             try:
                 caller, address = self._socket.accept()
             except BlockingIOError:
                 return
             except OSError:
-                time.sleep(BREATH_SECONDS)
+                time.sleep(ACCEPT_PAUSE_SECONDS)
                 return
             if not self._make_room(address[0]):
                 caller.close()
@@ -187,13 +187,13 @@ class Listener:
 
     def _make_room(self, host: str) -> bool:
         """Return whether a caller of that host may be accepted; another one may be disconnected for it."""
-        if len(self._callers) < UNPROVED:
+        if len(self._callers) < MAX_UNPROVED:
             return True
         ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
         oldest, caller = next(found for found in self._callers.items() if found[1].host == crowded)
         if crowded == host and time.monotonic() - caller.since < GRACE_SECONDS:
             return False
-        self._hang_up(oldest, "had not proved the run's key when too many others called")
+        self._disconnect(oldest, "had not proved the run's key when too many others called")
         return True
 
     def _read(self, connection: socket.socket) -> tuple[str, Peer] | None:
@@ -203,25 +203,25 @@ class Listener:
                 greeted = caller.greeted
                 caller.received += connection.recv(caller.missing) or _raise_hung_up()
                 if caller.greeted and not greeted:
-                    proof = _prove(self.key, b"called", caller.nonce, caller.greeting)
+                    proof = _make_proof(self.key, b"called", caller.nonce, caller.greeting)
                     connection.sendall(caller.nonce + proof)
         except BlockingIOError:
             return None
         except OSError as error:
             unsealed = self._seal is not None and not caller.received
-            self._hang_up(
+            self._disconnect(
                 connection, f"{NO_CERTIFICATE}: {error}" if unsealed else ANOTHER_KEY if caller.greeted else LEFT
             )
             return None
         greeting, proof = caller.greeting, bytes(caller.received[-PROOF:])
-        if not hmac.compare_digest(proof, _prove(self.key, b"caller", caller.nonce, greeting)):
-            self._hang_up(connection, "does not know the run's key")
+        if not hmac.compare_digest(proof, _make_proof(self.key, b"caller", caller.nonce, greeting)):
+            self._disconnect(connection, "does not know the run's key")
             return None
         self._forget(connection)
         framing = _framing(connection, self.key, caller.nonce, greeting, own=b"called", other=b"caller")
         return greeting[NONCE + 1 :].decode(errors="replace"), Peer(connection, framing)
 
-    def _hang_up(self, connection: socket.socket, why: str) -> None:
+    def _disconnect(self, connection: socket.socket, why: str) -> None:
         caller = self._callers[connection]
         if caller.received.startswith(TLS_BEGINS):
             why = "calls with a certificate, but this end has none"
@@ -250,13 +250,13 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal 
         caller.sendall(greeting)
         answer = _receive(caller, NONCE + PROOF, deadline)
         nonce, proof = answer[:NONCE], answer[NONCE:]
-        if not hmac.compare_digest(proof, _prove(key, b"called", nonce, greeting)):
+        if not hmac.compare_digest(proof, _make_proof(key, b"called", nonce, greeting)):
             caller.close()
             raise WorkerError(
                 f"{name}: authentication failed: the process at {_words(address)} does not have this run's key. "
                 "Run the same command again."
             )
-        caller.sendall(_prove(key, b"caller", nonce, greeting))
+        caller.sendall(_make_proof(key, b"caller", nonce, greeting))
     except OSError as error:
         caller.close()
         raise WorkerError(
@@ -273,7 +273,7 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     """Receive so many bytes before the deadline, however slowly they arrive. Raises TimeoutError."""
     received = b""
     while len(received) < size:
-        connection.settimeout(max(deadline - time.monotonic(), BREATH_SECONDS))
+        connection.settimeout(max(deadline - time.monotonic(), ACCEPT_PAUSE_SECONDS))
         received += connection.recv(size - len(received)) or _raise_hung_up()
         if time.monotonic() > deadline:
             raise TimeoutError("timed out")
@@ -292,10 +292,10 @@ def _framing(
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_SECONDS * 1000))
     if isinstance(connection, ssl.SSLSocket):
         return Plain()
-    sends, receives = (_prove(key, b"frames of the " + side, nonce, greeting) for side in (own, other))
+    sends, receives = (_make_proof(key, b"frames of the " + side, nonce, greeting) for side in (own, other))
     return Authenticated(sends=sends, receives=receives)
 
 
-def _prove(key: bytes, label: bytes, nonce: bytes, greeting: bytes) -> bytes:
+def _make_proof(key: bytes, label: bytes, nonce: bytes, greeting: bytes) -> bytes:
     """Return a pseudo-random function of nonce and greeting. The labels, none a prefix of another, separate its uses."""
     return hmac.digest(key, label + b"\0" + nonce + greeting, "sha256")

@@ -21,7 +21,7 @@ import torch
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
-from argosy.stream.death import forked
+from argosy.stream.death import fork_process
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
@@ -111,14 +111,14 @@ def start_loader(
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()
-    pid = forked(
-        "loader", partial(_work, own, theirs, ring, sources), closing=[one.close for one in (ours, *inherited)]
+    pid = fork_process(
+        "loader", partial(_run_worker, own, theirs, ring, sources), closing=[one.close for one in (ours, *inherited)]
     )
     theirs.close()
     return Loader(pid, ours, number, own)
 
 
-def _work(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+def _run_worker(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
     torch.set_num_threads(1)
     for source in sources.values():
         source.heartbeat = heartbeat

@@ -18,7 +18,7 @@ import torch
 from argosy.errors import StudyError
 from argosy.study import Data
 
-__all__ = ["MappedFile", "check_files", "files_in", "files_of"]
+__all__ = ["MappedFile", "check_files", "files_of_split", "files_of_data"]
 
 ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 """Types of values that contain no other values."""
@@ -127,12 +127,12 @@ class _Region:
         )
 
 
-def files_of(data: Data) -> tuple[MappedFile, ...]:
+def files_of_data(data: Data) -> tuple[MappedFile, ...]:
     """Return the files that `Data` map, at any depth. The study never writes to them, whatever the mode of the maps."""
     return _files([data.train, data.val, data.arrays, data.val_arrays], given=True)
 
 
-def files_in(opened: Any) -> tuple[MappedFile, ...]:
+def files_of_split(opened: Any) -> tuple[MappedFile, ...]:
     """Return the files that an opened split maps, at any depth. The split may write to maps that it has opened for writing."""
     return _files(opened, given=False)
 

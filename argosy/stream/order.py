@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "OPENING",
-    "SIDE_BY_SIDE",
+    "OPENING_INDEX",
+    "OPEN_SHARDS",
     "Digest",
     "Indices",
     "Selection",
@@ -35,13 +35,13 @@ Hashes = npt.NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """Increment of splitmix64, and the constant C of the positions in a digest."""
 WORD = 2**64
-OPENING = -1
+OPENING_INDEX = -1
 """Replaces a sample's index in the seed under which a split is opened, or read from beginning to end."""
 WINDOW = 64
 """Number of full batches in a window, which is sorted by length. Lengths in a batch then differ by about a 64th of their range."""
-SIDE_BY_SIDE = 8
+OPEN_SHARDS = 8
 """Number of shards that an epoch reads at a time, for a stream that is not kept."""
-RUN = 8
+SHARD_RUN = 8
 """Number of consecutive samples of one shard, so that a loader worker can be asked for several at once."""
 SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
 """Parts of preparation that draw random numbers, each under its own seeds."""
@@ -70,22 +70,22 @@ def window_elements(batch_size: int) -> int:
 def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
     """Return the order of one epoch of a stream that can only be read forward, in shards of these lengths, int64 ``[sum(shards)]``.
 
-    The shards are shuffled. `SIDE_BY_SIDE` of them at a time are interleaved in runs of `RUN` samples; within each shard samples keep their order.
+    The shards are shuffled. `OPEN_SHARDS` of them at a time are interleaved in runs of `SHARD_RUN` samples; within each shard samples keep their order.
     """
     lengths = np.asarray(shards, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
     shuffled = state.permutation(len(lengths))
     found = [np.zeros(0, dtype=np.int64)]
-    for first in range(0, len(shuffled), SIDE_BY_SIDE):
-        beside = shuffled[first : first + SIDE_BY_SIDE]
-        runs = np.repeat(beside, -(-lengths[beside] // RUN))
+    for first in range(0, len(shuffled), OPEN_SHARDS):
+        beside = shuffled[first : first + OPEN_SHARDS]
+        runs = np.repeat(beside, -(-lengths[beside] // SHARD_RUN))
         state.shuffle(runs)
         row = np.zeros(len(runs), dtype=np.int64)
         for shard in beside.tolist():
             its = np.flatnonzero(runs == shard)
-            row[its] = RUN * np.arange(len(its))
-        rows = row[:, None] + np.arange(RUN)
+            row[its] = SHARD_RUN * np.arange(len(its))
+        rows = row[:, None] + np.arange(SHARD_RUN)
         found.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
     return np.concatenate(found)
 
@@ -156,10 +156,10 @@ def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes
 def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
     """Return Σ mod 2^64 of both hashes over the first 0 … n elements, ``[n + 1]``. Elements that are not sound add nothing."""
     by_index, by_position = (np.where(sound, hashes, np.uint64(0)) for hashes in element_hashes(indices, positions))
-    return _cumulated(by_index), _cumulated(by_position)
+    return _running_sums(by_index), _running_sums(by_position)
 
 
-def _cumulated(hashes: Hashes) -> Hashes:
+def _running_sums(hashes: Hashes) -> Hashes:
     sums = np.zeros(len(hashes) + 1, np.uint64)
     np.cumsum(hashes, out=sums[1:])
     return sums

@@ -13,9 +13,9 @@ import torch
 
 from argosy.readings import closure_variables, instructions_of, is_own_module
 
-__all__ = ["generators_of", "uses_random_modules", "own_generator_states", "stores_items", "variables_of"]
+__all__ = ["generators_of", "uses_random_modules", "own_generator_states", "writes_in_place", "variables_of"]
 
-MOST = 2000
+MAX_OBJECTS = 2000
 """Most objects that are searched."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SEEDED = (random._inst, np.random.mtrand._rand, torch.default_generator)
@@ -27,7 +27,7 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 
 def own_generator_states(*parts: Any) -> list[bytes]:
     """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
-    return [_state(found) for found in _found(parts) if not any(found is one for one in SEEDED)]
+    return [_state(found) for found in _find_generators(parts) if not any(found is one for one in SEEDED)]
 
 
 def generators_of(function: Any) -> list[Any]:
@@ -36,7 +36,7 @@ def generators_of(function: Any) -> list[Any]:
     They are searched for in its attributes, in the arguments bound by partials, and in the globals and enclosing variables that its code names.
     """
     found: list[Any] = []
-    for one in _reached(function):
+    for one in _reachable_code(function):
         named = _named(one) if isinstance(one, FunctionType) else [one]
         found += [value for value in named if isinstance(value, GENERATORS)]
     return [one for one in found if not any(one is seeded for seeded in SEEDED)]
@@ -44,7 +44,7 @@ def generators_of(function: Any) -> list[Any]:
 
 def uses_random_modules(function: Any) -> bool:
     """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
-    for one in _reached(function):
+    for one in _reachable_code(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
             is_module = (
                 value is random or value is np.random or (value is np and _names_attribute(one.__code__, "random"))
@@ -57,14 +57,14 @@ def uses_random_modules(function: Any) -> bool:
 def variables_of(function: Any) -> dict[str, Any]:
     """Return by name the variables that the code reached by a call reads: globals, enclosing variables, and attributes of functions."""
     found: dict[str, Any] = {}
-    for one in _reached(function):
-        found |= {**_around(one), **vars(one)} if isinstance(one, FunctionType) else {}
+    for one in _reachable_code(function):
+        found |= {**_enclosing_variables(one), **vars(one)} if isinstance(one, FunctionType) else {}
     return found
 
 
-def stores_items(function: Any) -> bool:
+def writes_in_place(function: Any) -> bool:
     """Return whether the code reached by a call has a statement like `batch[:, 2:5] = …`, or calls a method like `batch.mul_(…)`."""
-    codes = (one.__code__ for one in _reached(function) if isinstance(one, FunctionType))
+    codes = (one.__code__ for one in _reachable_code(function) if isinstance(one, FunctionType))
     return any(
         "STORE_S" in one.opname or (one.opname in CALLED_NAMES and re.fullmatch("[a-z]\\w*_", one.argval))
         for code in codes
@@ -72,7 +72,7 @@ def stores_items(function: Any) -> bool:
     )
 
 
-def _reached(function: Any) -> Iterator[Any]:
+def _reachable_code(function: Any) -> Iterator[Any]:
     """Yield the user's functions that a call reaches within the same module or class, and the generators that it holds."""
     todo, seen = [function], set[int]()
     while todo:
@@ -92,17 +92,17 @@ def _reached(function: Any) -> Iterator[Any]:
                 todo += [other for other in beside if other.__module__ == one.__module__]
         else:
             kind = one if isinstance(one, type) else type(one)
-            yield from [] if kind is one else _found((one,))
+            yield from [] if kind is one else _find_generators((one,))
             own = [base for base in kind.__mro__ if is_own_module(base.__module__)]
             todo += [code for base in own for code in vars(base).values() if isinstance(code, FunctionType)]
 
 
 def _named(function: FunctionType) -> Collection[Any]:
     """Return the values that the code of a function, and of functions defined in it, reads from outside."""
-    return _around(function).values()
+    return _enclosing_variables(function).values()
 
 
-def _around(function: FunctionType) -> dict[str, Any]:
+def _enclosing_variables(function: FunctionType) -> dict[str, Any]:
     names = _globals_of(function.__code__)
     return {
         **{name: function.__globals__[name] for name in names & function.__globals__.keys()},
@@ -120,9 +120,9 @@ def _names_attribute(code: CodeType, name: str) -> bool:
     return any(one.opname in CALLED_NAMES and one.argval == name for one in instructions_of(code))
 
 
-def _found(parts: tuple[Any, ...]) -> Iterator[Any]:
+def _find_generators(parts: tuple[Any, ...]) -> Iterator[Any]:
     todo, seen = list(parts), set[int]()
-    while todo and len(seen) < MOST:
+    while todo and len(seen) < MAX_OBJECTS:
         one = todo.pop()
         if id(one) in seen or isinstance(one, CLOSED):
             continue
@@ -132,7 +132,7 @@ def _found(parts: tuple[Any, ...]) -> Iterator[Any]:
                 yield one
         elif isinstance(one, list | tuple | dict):
             inside = [*one.values()] if isinstance(one, dict) else one
-            todo += [part for part in inside[:MOST] if not isinstance(part, int | float | str | bytes)]
+            todo += [part for part in inside[:MAX_OBJECTS] if not isinstance(part, int | float | str | bytes)]
         else:
             todo += getattr(one, "__dict__", {}).values()
             own = [base for base in type(one).__mro__ if is_own_module(base.__module__)]

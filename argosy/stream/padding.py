@@ -16,18 +16,18 @@ import torch
 from argosy.errors.checks import is_map_style
 from argosy.ragged import Ragged
 from argosy.stream.blocks import UnfitSample, sample_leaves
-from argosy.stream.trees import Structure, described, flatten, unflatten
+from argosy.stream.trees import Structure, flatten, format_structure, unflatten
 
 __all__ = [
-    "Form",
+    "BatchForm",
     "Padded",
     "PaddedThen",
     "make_batch",
     "make_stacked_batch",
-    "form_of",
+    "batch_form",
     "unwrap_padding",
     "lengths_of",
-    "longest_of",
+    "max_lengths",
     "pad_sample",
     "pad_dataset",
     "unpad_sample",
@@ -111,7 +111,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
         leaf = np.array(leaf)  # as tokenizers return them
     leaves, tree = sample_leaves(leaf)
     if tree is not None or not leaves[0].dim():
-        found = described(tree) if tree is not None else "a single number"
+        found = format_structure(tree) if tree is not None else "a single number"
         raise UnfitSample(
             f"has {found} where Data.ragged has an argosy.Ragged; it must be a tensor of at least one dimension. "
             "Return one."
@@ -121,7 +121,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
 
 def _unlike(sample: Any, ragged: Any) -> UnfitSample:
     return UnfitSample(
-        f"has the structure {described(flatten(sample)[1])}, Data.ragged {described(flatten(ragged)[1])}. Give "
+        f"has the structure {format_structure(flatten(sample)[1])}, Data.ragged {format_structure(flatten(ragged)[1])}. Give "
         "Data.ragged the structure of a sample, with None for parts of fixed shape."
     )
 
@@ -192,7 +192,7 @@ class PaddedThen:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BatchForm:
     """How the leaves of padded samples become the leaves of a batch."""
 
     parts: tuple[tuple[int | None, int | None], ...]
@@ -230,12 +230,12 @@ class Form:
 
 
 @functools.lru_cache(maxsize=1024)
-def form_of(tree: Structure) -> Form | None:
+def batch_form(tree: Structure) -> BatchForm | None:
     """Return the form of batches of such samples; None if nothing is padded."""
     numbers = iter(range(_leaves_in(tree)))
     parts: list[tuple[int | None, int | None]] = []
     batch = _batch_tree(tree, numbers, parts)
-    return None if all(length is None for _, length in parts) else Form(tuple(parts), batch)
+    return None if all(length is None for _, length in parts) else BatchForm(tuple(parts), batch)
 
 
 def _batch_tree(tree: Structure, numbers: Iterator[int], parts: list[tuple[int | None, int | None]]) -> Structure:
@@ -254,20 +254,20 @@ def _leaves_in(tree: Structure) -> int:
     return 1 if tree is None else sum(map(_leaves_in, tree[2]))
 
 
-def lengths_of(leaves: Sequence[torch.Tensor], form: Form) -> dict[int, npt.NDArray[np.int64]]:
+def lengths_of(leaves: Sequence[torch.Tensor], form: BatchForm) -> dict[int, npt.NDArray[np.int64]]:
     """Return each leaf of lengths, in host memory. Waits for the device."""
     return {number: leaves[number].cpu().numpy() for number in form.lengths}
 
 
-def longest_of(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
+def max_lengths(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
     """Return the maximum of each leaf of lengths, at least 1 because networks need one element."""
     return {number: max(int(found.max(initial=0)), 1) for number, found in lengths.items()}
 
 
 def make_batch(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:
     """Return the batch made of these leaves of samples, each ``[rows, …]``."""
-    form = form_of(tree)
-    return unflatten(leaves, tree) if form is None else form.batch(leaves, longest_of(lengths_of(leaves, form)))
+    form = batch_form(tree)
+    return unflatten(leaves, tree) if form is None else form.batch(leaves, max_lengths(lengths_of(leaves, form)))
 
 
 def make_stacked_batch(samples: Any) -> Any:

@@ -20,7 +20,7 @@ from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Loader, Task, TaskResult, run_task, start_loader
-from argosy.stream.order import SIDE_BY_SIDE, Indices
+from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.ring import Ring
 from argosy.stream.shards import shards_of
 from argosy.stream.sharing import Hop
@@ -29,9 +29,9 @@ from argosy.stream.wire import Peer
 
 __all__ = ["BlockInProgress", "Preparation"]
 
-TRIES = 3
+MAX_DEATHS = 3
 """Number of workers that may die on one task before the run ends."""
-CHUNK = 32
+TASK_SAMPLES = 32
 """Most samples in one task: few enough that all workers finish a block at about the same time."""
 
 
@@ -88,7 +88,7 @@ class Preparation:
 
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
         """Begin a block of this node in a free slot."""
-        size = min(CHUNK, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else CHUNK
+        size = min(TASK_SAMPLES, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else TASK_SAMPLES
         source = self.sources[place.split]
         at_once = not source.parallel
         if at_once:
@@ -123,7 +123,7 @@ class Preparation:
                 self.free.append(filling.slot)
         self.filling.clear()
 
-    def of_slot(self, slot: int) -> BlockInProgress | None:
+    def block_in_slot(self, slot: int) -> BlockInProgress | None:
         """Return the block that is being written to a slot."""
         return next((filling for filling in self.filling if filling.slot == slot), None)
 
@@ -132,7 +132,7 @@ class Preparation:
     def dispatch(self) -> bool:
         """Hand out the oldest tasks. Returns whether this process has more of them to do itself."""
         for filling in self.filling:
-            while filling.todo and not self._comes_too_early(filling):
+            while filling.todo and not self._is_too_early(filling):
                 if not self.loaders or filling.at_once:
                     task = filling.todo.popleft()
                     self._finish(task, run_task(task, self.ring, self.sources))
@@ -140,14 +140,14 @@ class Preparation:
                 idle = [loader for loader in self.loaders if loader.idle]
                 if not idle:
                     return False
-                given = self._given(filling.todo, idle)
+                given = self._next_task(filling.todo, idle)
                 if given is None:
                     break
                 given[1].give(given[0])
                 filling.todo.remove(given[0])
         return False
 
-    def _given(self, todo: Iterable[Task], idle: Sequence[Loader]) -> tuple[Task, Loader] | None:
+    def _next_task(self, todo: Iterable[Task], idle: Sequence[Loader]) -> tuple[Task, Loader] | None:
         """Return the first task that an idle worker may do, and that worker. A shard is read by the same worker as long as that lives."""
         for task in todo:
             if task.shard is None:
@@ -161,12 +161,12 @@ class Preparation:
                 of_split.pop(task.shard, None)
                 of_split[task.shard] = loader  # last, so that the first shard is the least recently read
                 # While the last samples of eight shards are read, the next eight are begun.
-                if len(of_split) > 2 * SIDE_BY_SIDE:
+                if len(of_split) > 2 * OPEN_SHARDS:
                     del of_split[next(iter(of_split))]
                 return task, loader
         return None
 
-    def _comes_too_early(self, filling: BlockInProgress) -> bool:
+    def _is_too_early(self, filling: BlockInProgress) -> bool:
         """Return whether samples of this block may still be under preparation for an earlier pass, which will keep them."""
         kept = self.sources[filling.place.split].kept
         if kept is None:
@@ -209,9 +209,9 @@ class Preparation:
     def _retry(self, task: Task) -> None:
         """Put a task back after its worker died. Raises WorkerError if it has killed several workers."""
         tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
-        if tries == TRIES:
+        if tries == MAX_DEATHS:
             raise WorkerError(
-                f"{TRIES} loader workers died while they prepared samples {task.indices.tolist()} of "
+                f"{MAX_DEATHS} loader workers died while they prepared samples {task.indices.tolist()} of "
                 f"{task.place.split!r}. Try --loader-workers 0: then the feeder prepares the samples, and a crash "
                 "in native code becomes visible."
             )
@@ -258,9 +258,9 @@ def _tasks_of_shards(
     of = shards_of(order, shards)
     cuts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for begin, end in itertools.pairwise([*cuts, place.rows]):
-        for low in range(begin, end, CHUNK):
+        for low in range(begin, end, TASK_SAMPLES):
             shard = int(of[low])
-            yield Task(slot, place, low, order[low : min(low + CHUNK, end)], shard, marks.pop(shard, None))
+            yield Task(slot, place, low, order[low : min(low + TASK_SAMPLES, end)], shard, marks.pop(shard, None))
 
 
 def _pass(place: Place) -> tuple[str, int]:

@@ -11,13 +11,13 @@ import torch
 from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
-from argosy.stream.mapped import MappedFile, files_in
+from argosy.stream.mapped import MappedFile, files_of_split
 from argosy.stream.own_generators import own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import USER_ERRORS, SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream
 
-__all__ = ["Facts", "confirm", "fingerprint_of", "dataset_length", "probe"]
+__all__ = ["Facts", "check_same_data", "fingerprint_of", "dataset_length", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -118,10 +118,10 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
         length=length,
         layout=layout,
         fingerprint=fingerprint_of([first[probes[0]], first[probes[-1]]]),
-        gathers=all(first.values()) and _gathers(dataset, first),
+        gathers=all(first.values()) and _can_gather(dataset, first),
         seconds_per_sample=seconds,
         constant=not differ and any(first[index] and not drew[index] for index in probes),
-        files=files_in(dataset),
+        files=files_of_split(dataset),
     )
 
 
@@ -154,7 +154,7 @@ def dataset_length(preparing: SamplePreparer) -> int:
     return length
 
 
-def confirm(facts: Facts, preparing: SamplePreparer, *, skip_errors: bool) -> None:
+def check_same_data(facts: Facts, preparing: SamplePreparer, *, skip_errors: bool) -> None:
     """Raise StudyError unless a Dataset that was opened again in another process equals the one that was probed."""
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
     leaves = _leaves_of(preparing, facts.base, facts.layout, skip_errors=skip_errors)
@@ -212,7 +212,7 @@ def _first_layout(preparing: SamplePreparer, base: Layout | None, length: int, *
     ) from last
 
 
-def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
+def _can_gather(dataset: Any, singly: dict[int, Leaves]) -> bool:
     """Return whether a list of samples equals the samples one by one, and draws nothing from the generators."""
     if not hasattr(dataset, "__getitems__"):
         return False

@@ -20,7 +20,7 @@ from argosy.errors import WorkerError
 from argosy.stream.listener import Listener, dial
 from argosy.stream.wire import Peer
 
-__all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "store_at"]
+__all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "open_store"]
 
 FORMING = datetime.timedelta(seconds=60)
 """Timeout of connecting, which begins when all processes have arrived."""
@@ -153,7 +153,7 @@ class RendezvousStore(Store):
         raise RuntimeError(f"the driver's store has not answered {asked} within {timeout}")
 
 
-def store_at(rendezvous: str, size: int) -> Any:
+def open_store(rendezvous: str, size: int) -> Any:
     """Return the store of a rendezvous of so many processes. Raises RuntimeError if it cannot be reached."""
     if not rendezvous.startswith(SCHEME):
         return FileStore(rendezvous, size)

@@ -53,9 +53,9 @@ class SamplePreparer:
 
         Compares the next number (53 bits) of each generator, because the complete states are much longer.
         """
-        following = _drawn()
+        following = _draw_numbers()
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
-        return following != _drawn()
+        return following != _draw_numbers()
 
     def finished(self, leaves: Sequence[torch.Tensor], layout: Layout, index: int, epoch: int = 0) -> Any:
         """Return the output of `then` for a sample, under its own seed: the same for a kept sample and a newly prepared one."""
@@ -74,7 +74,7 @@ class SamplePreparer:
         return self.finished(leaves, base, index, epoch)
 
 
-def _drawn() -> tuple[float, float, float]:
+def _draw_numbers() -> tuple[float, float, float]:
     """Draw a number from each of the three generators."""
     return random.random(), np.random.random_sample(), torch.rand((), dtype=torch.float64).item()
 

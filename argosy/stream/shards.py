@@ -24,17 +24,17 @@ from torch.utils.data._utils import worker
 
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import UnfitSample, host_bytes, sample_leaves
-from argosy.stream.order import SIDE_BY_SIDE, Indices
+from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.padding import PaddedStream, unwrap_padding
 from argosy.stream.samples import USER_ERRORS
 
 __all__ = ["ShardMarks", "ShardedStream", "next_sample", "open_shard", "shard_count", "shards_of"]
 
-PROVING = 8
+MAX_PROOF_SAMPLES = 8
 """Most samples that prove a mark."""
-ENOUGH = 4
+MIN_PROOF_SAMPLES = 4
 """Fewest samples that prove a mark: a stream that shuffles hardly ever yields so many in their old order."""
-LONGEST_STATE = 4096
+MAX_STATE_LENGTH = 4096
 """Most characters of a state. The journal records those of eight shards whenever members are saved."""
 
 
@@ -90,17 +90,17 @@ class ShardMarks:
     def after(self, of_block: Iterable[ShardMark]) -> tuple[ShardMark, ...]:
         """Return the marks from which this block can be read, including those made while it was read."""
         for mark in {mark.shard: mark for mark in sorted(of_block, key=lambda mark: -mark.row)}.values():
-            if mark.rows >= ENOUGH:
+            if mark.rows >= MIN_PROOF_SAMPLES:
                 self._newest.pop(mark.shard, None)
                 self._newest[mark.shard] = mark
         # A block may hold the last samples of eight shards and the first of eight others.
-        while len(self._newest) > 2 * SIDE_BY_SIDE:
+        while len(self._newest) > 2 * OPEN_SHARDS:
             del self._newest[next(iter(self._newest))]
         return tuple(self._newest.values())
 
 
 @dataclass(slots=True)
-class _Reading:
+class _OpenShard:
     """A shard that is being read."""
 
     stream: Any
@@ -121,13 +121,13 @@ class ShardedStream:
         self._beat = beat
         """Called with the index of each sample that is read or skipped."""
         self._starts: list[int] = [0, *np.cumsum(lengths).tolist()]
-        self._places: dict[int, _Reading] = {}
+        self._places: dict[int, _OpenShard] = {}
         """Open shards; the one read last comes last."""
         self._known: dict[int, ShardMark] = {}
         """By shard, the mark from which reading can continue."""
         self._made: dict[int, ShardMark] = {}
         """By shard, the mark at the first of its samples read since `begin`."""
-        self._has_state: bool = _tells_state(stream)
+        self._has_state: bool = _has_state(stream)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -167,26 +167,26 @@ class ShardedStream:
             self._prove_mark(shard, row, sample)
         if row + 1 < self.lengths[shard]:
             self._places[shard] = reading
-        if len(self._places) > SIDE_BY_SIDE:
+        if len(self._places) > OPEN_SHARDS:
             del self._places[next(iter(self._places))]
         return sample
 
-    def _next(self, reading: _Reading, shard: int, row: int) -> Any:
+    def _next(self, reading: _OpenShard, shard: int, row: int) -> Any:
         self._beat(self._starts[shard] + row)
         sample = next_sample(reading.stream, shard, reading.samples)
         reading.row = row + 1
         return sample
 
-    def _opened(self, shard: int, row: int) -> _Reading:
+    def _opened(self, shard: int, row: int) -> _OpenShard:
         mark = self._known.get(shard)
         if mark is not None and mark.row <= row:
             with contextlib.suppress(*USER_ERRORS):  # the user's code; the shard is then read from its beginning
                 return self._resumed(mark)
         stream = copy.deepcopy(self.stream) if self._has_state else self.stream
         first, samples = open_shard(stream, shard, row)
-        return _Reading(stream, first, samples)
+        return _OpenShard(stream, first, samples)
 
-    def _resumed(self, mark: ShardMark) -> _Reading:
+    def _resumed(self, mark: ShardMark) -> _OpenShard:
         """Continue at a mark. Raises ValueError if the stream then yields other samples than before."""
         stream = copy.deepcopy(self.stream)
         unwrap_padding(stream).load_state_dict(json.loads(mark.state))
@@ -197,7 +197,7 @@ class ShardedStream:
             ahead.append(next_sample(stream, mark.shard, samples))
         if functools.reduce(_checksum, ahead, 0) != mark.checksum:
             raise ValueError
-        return _Reading(stream, mark.row, itertools.chain(ahead, samples), mark)
+        return _OpenShard(stream, mark.row, itertools.chain(ahead, samples), mark)
 
     # ---- marks
 
@@ -214,7 +214,7 @@ class ShardedStream:
         """Marks made since `begin`."""
         return tuple(self._made.values())
 
-    def _begin_mark(self, reading: _Reading, shard: int, row: int) -> None:
+    def _begin_mark(self, reading: _OpenShard, shard: int, row: int) -> None:
         if shard in self._made:
             return
         if reading.mark is not None and row < reading.mark.row + reading.mark.rows:
@@ -226,7 +226,7 @@ class ShardedStream:
 
     def _prove_mark(self, shard: int, row: int, sample: Any) -> None:
         mark = self._made.get(shard)
-        if mark is not None and row == mark.row + mark.rows and mark.rows < PROVING:
+        if mark is not None and row == mark.row + mark.rows and mark.rows < MAX_PROOF_SAMPLES:
             self._made[shard] = mark._replace(rows=mark.rows + 1, checksum=_checksum(mark.checksum, sample))
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ def _checksum(before: int, sample: Any) -> int:
     return functools.reduce(lambda sum_, leaf: zlib.crc32(host_bytes(leaf), sum_), sample_leaves(sample)[0], before)
 
 
-def _tells_state(stream: Any) -> bool:
+def _has_state(stream: Any) -> bool:
     """Return whether a stream has a state to be used, and can be copied so that each shard has a state of its own."""
     of = unwrap_padding(stream)
     if hasattr(of, "read_from") or not (hasattr(of, "state_dict") and hasattr(of, "load_state_dict")):
@@ -257,4 +257,4 @@ def _state_of(stream: Any) -> str | None:
         text = json.dumps(state)
     except USER_ERRORS:  # the user's code; its shards are then read from their beginnings
         return None
-    return text if state and len(text) <= LONGEST_STATE and json.loads(text) == state else None
+    return text if state and len(text) <= MAX_STATE_LENGTH and json.loads(text) == state else None

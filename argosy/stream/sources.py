@@ -24,10 +24,10 @@ from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.spool import Spool, SpooledDataset
 from argosy.stream.kept.witnesses import Roots, Witnesses
-from argosy.stream.mapped import files_in
-from argosy.stream.order import OPENING, Indices, sample_seed
+from argosy.stream.mapped import files_of_split
+from argosy.stream.order import OPENING_INDEX, Indices, sample_seed
 from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
-from argosy.stream.probing import Facts, confirm, probe
+from argosy.stream.probing import Facts, check_same_data, probe
 from argosy.stream.samples import USER_ERRORS, SamplePreparer, format_error, sample_error, seed_everything
 from argosy.stream.shards import ShardedStream
 from argosy.study import Data
@@ -108,7 +108,7 @@ class ArraySource(Source):
 
     def __init__(self, arrays: Sequence[Any], split: str, *, heartbeat: Heartbeat) -> None:
         self.arrays: tuple[Any, ...] = tuple(
-            _rows(array, f"array {number} of {split}") for number, array in enumerate(arrays)
+            _gatherable(array, f"array {number} of {split}") for number, array in enumerate(arrays)
         )
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
@@ -122,7 +122,7 @@ class ArraySource(Source):
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
             fingerprint="",  # see `identity`
-            files=files_in(self.arrays),
+            files=files_of_split(self.arrays),
         )
 
     @property
@@ -211,7 +211,7 @@ class DatasetSource(Source):
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:
-            self.kept.fetch(indices[here])
+            self.kept.prefetch(indices[here])
             with self.heartbeat.busy(self.doing):
                 for row in np.flatnonzero(here).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
@@ -342,7 +342,7 @@ def open_kept_rows(sources: Mapping[str, Source], most_bytes: int) -> None:
             continue
         key = facts.location.folder or facts.location.name
         if key not in kept:
-            rows = _opened_rows(facts, most_bytes)
+            rows = _open_rows(facts, most_bytes)
             if rows is None:
                 continue
             kept[key] = rows
@@ -359,7 +359,7 @@ def _note(text: str) -> None:
         print(text, flush=True)
 
 
-def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
+def _open_rows(facts: Facts, most_bytes: int) -> Rows | None:
     """Return the rows of a split: those of its folder, or rows in memory if another machine uses the folder or opening it fails."""
     assert facts.location is not None
     if facts.location.folder is not None:
@@ -446,29 +446,29 @@ def probe_split(opened: Any, split: str, data: Data, prover: Prover, *, seed: in
     if isinstance(opened, ArraySource):
         return opened
     if isinstance(opened, Spool):
-        return _probed_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
-    preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
+        return _probe_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
+    preparing = _make_preparer(opened, split, data, seed=seed, heartbeat=heartbeat)
     # Opaque: with its first samples a Dataset may do work that it does only once.
     with heartbeat.busy(_format_activity(split), opaque=True):
         facts = prover.facts(preparing)
     return make_source(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
-def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
+def _probe_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
     """Return the source of a stream: one that was read into a file, or one that is not kept, whose shards were counted."""
     if prover.cache is not None:
         with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
             facts = spool.facts(prover.cache)
-        preparing = _preparing(SpooledDataset(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
-        facts = prover.finished(preparing, facts)
+        preparing = _make_preparer(SpooledDataset(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
+        facts = prover.facts_after_then(preparing, facts)
     else:
         with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
-            lengths = spool.counted()
+            lengths = spool.count_shards()
         shards = ShardedStream(spool.stream, lengths, heartbeat.beat)
-        preparing = _preparing(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
+        preparing = _make_preparer(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
         with heartbeat.busy(_format_activity(spool.split), opaque=True):
             facts = probe(preparing, skip_errors=prover.skip_errors)
-            facts = replace(prover.finished(preparing, facts), shards=lengths, keeping=READ_AGAIN)
+            facts = replace(prover.facts_after_then(preparing, facts), shards=lengths, keeping=READ_AGAIN)
         shards.close()
     return make_source(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
 
@@ -484,7 +484,7 @@ def make_source(
     dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat
 ) -> DatasetSource:
     """Return the source of a Dataset that is open in this process, and was probed here or in another process."""
-    preparing = _preparing(_as_dataset(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
+    preparing = _make_preparer(_as_dataset(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
     return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
@@ -496,17 +496,17 @@ def make_lazy_source(
     def open_own(heartbeat: Heartbeat) -> SamplePreparer:
         given = data()
         dataset = _as_dataset(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
-        preparing = _preparing(dataset, split, given, seed=seed, heartbeat=heartbeat)
+        preparing = _make_preparer(dataset, split, given, seed=seed, heartbeat=heartbeat)
         if isinstance(dataset, SpooledDataset):
             return preparing
         with heartbeat.busy(_format_activity(split), opaque=True):
-            confirm(facts, preparing, skip_errors=skip_errors)
+            check_same_data(facts, preparing, skip_errors=skip_errors)
         return preparing
 
     return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)
 
 
-def _preparing(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> SamplePreparer:
+def _make_preparer(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> SamplePreparer:
     then = data.then if split == "train" else None
     if then is not None and data.ragged is not None:
         then = PaddedThen(then, data.ragged)
@@ -520,7 +520,7 @@ def _format_activity(split: str) -> str:
 def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
     """Return what a factory returns. Random numbers that it draws depend only on the study's seed, wherever it is called."""
     name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
-    seed_everything(sample_seed(seed, split, 0, OPENING))
+    seed_everything(sample_seed(seed, split, 0, OPENING_INDEX))
     try:
         dataset = factory()
     except USER_ERRORS as error:  # the user's code
@@ -537,7 +537,7 @@ def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
     return dataset
 
 
-def _rows(array: Any, what: str) -> Any:
+def _gatherable(array: Any, what: str) -> Any:
     """Return an array whose rows can be gathered: contiguous, in host memory, of a dtype that torch has. Raises StudyError for others."""
     try:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)

@@ -55,7 +55,7 @@ MAPS_WITH_STATE = "lmdb"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Word:
+class _Message:
     """What a spare has to know about the data."""
 
     facts: Mapping[str, Facts | None]
@@ -84,21 +84,21 @@ def open_for(
     before = list_unforkable()
     empty, word = _Standby.fork()
     if word is not None:
-        return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
+        return _lazy_sources(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
     splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
-    def learn() -> tuple[dict[str, Source], _Word]:
+    def learn() -> tuple[dict[str, Source], _Message]:
         prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
         found = probe_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
         facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
-        return found, _Word(facts=facts, skip_errors=prover.skip_errors)
+        return found, _Message(facts=facts, skip_errors=prover.skip_errors)
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.end()  # no loader workers
         return splits
-    if _left_open(before):
-        empty.go_on(learn()[1], hang_up)
+    if _has_opened(before):
+        empty.take_over(learn()[1], hang_up)
     loaded, word = _Standby.fork()
     if word is not None:
         return {
@@ -109,13 +109,13 @@ def open_for(
         }
     sources, word = learn()
     empty.end()
-    if _left_open(before):
-        loaded.go_on(word, hang_up)
+    if _has_opened(before):
+        loaded.take_over(word, hang_up)
     loaded.end()
     return sources
 
 
-def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
+def _lazy_sources(data: Callable[[], Data], word: _Message, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
     """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened immediately."""
     own = cache(data)  # still empty when loader workers are forked: each unpacks the data once for all splits
     return {
@@ -139,7 +139,7 @@ class _Standby:
         self.connection = connection
 
     @classmethod
-    def fork(cls) -> "tuple[_Standby, _Word | None]":
+    def fork(cls) -> "tuple[_Standby, _Message | None]":
         """Fork a waiting copy of this process. In this process the word is None; in a spare that goes on it is the message received."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
@@ -155,13 +155,13 @@ class _Standby:
 
     def end(self) -> None:
         """End the spare and wait for it."""
-        self._tell(b"")
+        self._send(b"")
         os.waitpid(self.pid, 0)
 
-    def go_on(self, word: _Word, hang_up: Callable[[], None]) -> NoReturn:
+    def take_over(self, word: _Message, hang_up: Callable[[], None]) -> NoReturn:
         """Let the spare replace this process, which ends when the spare does."""
         # cloudpickle: a sample may be a named tuple defined in the user's script.
-        self._tell(cloudpickle.dumps(word))
+        self._send(cloudpickle.dumps(word))
         hang_up()
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -169,14 +169,14 @@ class _Standby:
             os.kill(os.getpid(), -code)  # so that the parent sees how the spare ended
         os._exit(max(code, 0))
 
-    def _tell(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         # A spare that was killed receives nothing. If it was to go on, this process ends in the same way.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(word)
         self.connection.close()
 
 
-def _wait(feeder: int, connection: Connection) -> _Word:
+def _wait(feeder: int, connection: Connection) -> _Message:
     """Wait in a spare for the message to go on; on any other the process ends."""
     try:
         die_with_parent(feeder)
@@ -184,14 +184,14 @@ def _wait(feeder: int, connection: Connection) -> _Word:
         words = connection.recv_bytes()
         if words:
             name_process("feeder")
-            word: _Word = cloudpickle.loads(words)
+            word: _Message = cloudpickle.loads(words)
             return word
     except EOFError:
         pass
     os._exit(0)
 
 
-def _left_open(before: frozenset[str]) -> bool:
+def _has_opened(before: frozenset[str]) -> bool:
     """Return whether something was opened since then that a fork must not inherit; the log names it."""
     left = list_unforkable() - before
     if left:
@@ -220,7 +220,7 @@ def list_unforkable() -> frozenset[str]:
                     others.add(target)
     if MAPS_WITH_STATE not in sys.modules:
         # Python's mappings hold a descriptor of their own, which is never read.
-        files -= Counter(_mapped())
+        files -= Counter(_mapped_files())
     # The monitor thread of tqdm only watches progress bars, and every process that shows one starts its own.
     threads = {thread.name for thread in threading.enumerate() if not type(thread).__module__.startswith("tqdm")}
     return frozenset(files.elements()) | others | threads
@@ -236,7 +236,7 @@ def _is_read(descriptor: int) -> bool:
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
 
 
-def _mapped() -> list[str]:
+def _mapped_files() -> list[str]:
     """Return the files that this process maps, each as many times as it is mapped."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     return [field[5] for field in fields if len(field) == 6]

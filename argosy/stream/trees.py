@@ -12,7 +12,7 @@ from torch import Tensor
 
 from argosy.ragged import Ragged
 
-__all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
+__all__ = ["Structure", "format_structure", "flatten", "map_leaves", "unflatten"]
 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
@@ -32,7 +32,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     parts = [flatten(child) for child in children]
     kind: Any = type(tree)
     if kind not in PLAIN:
-        kind = _rebuilt_as(kind, keys, len(children))
+        kind = _container_type(kind, keys, len(children))
     return [leaf for leaves, _ in parts for leaf in leaves], (kind, keys, tuple(part for _, part in parts))
 
 
@@ -49,12 +49,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return unflatten([function(leaf) for leaf in leaves], structure)
 
 
-def described(structure: Structure) -> str:
+def format_structure(structure: Structure) -> str:
     """Return a structure as text, with a dot for each leaf: ``(·, {'mask': ·})``."""
     if structure is None:
         return "·"
     kind, keys, parts = structure
-    inside = [described(part) for part in parts]
+    inside = [format_structure(part) for part in parts]
     if keys is not None:
         inside = [f"{key!r}: {part}" for key, part in zip(keys, inside, strict=True)]
     before, after = {tuple: ("(", ")"), list: ("[", "]"), dict: ("{", "}")}.get(kind, (f"{kind.__name__}(", ")"))
@@ -79,10 +79,10 @@ def _build(leaves: Iterator[Any], structure: Structure) -> Any:
     if structure is None:
         return next(leaves)
     kind, keys, parts = structure
-    return _made(kind, keys, [_build(leaves, part) for part in parts])
+    return _make_container(kind, keys, [_build(leaves, part) for part in parts])
 
 
-def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
+def _make_container(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
     if keys is not None:
         found, by_name = dict(zip(keys, children, strict=True)), is_dataclass(kind)
         return found if kind is dict else kind(**found) if by_name else kind(found)
@@ -90,14 +90,14 @@ def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
 
 
 @functools.cache
-def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
+def _container_type(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
     """Return a type that accepts so many arbitrary leaves: `kind`, or the type that torch's default_collate would use.
 
     For example, a torch.Size accepts only numbers, and a defaultdict needs a factory.
     """
     children = [object() for _ in range(count)]
     try:
-        made = _made(kind, keys, children)
+        made = _make_container(kind, keys, children)
         if (found := _parts(made)) is not None and found[1] == children:
             return kind
     except (TypeError, ValueError, AttributeError):  # a user's class may check its arguments

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from argosy.errors import WorkerError
-from argosy.stream.framing import LARGEST, Framing, Plain
+from argosy.stream.framing import MAX_VALUE_BYTES, Framing, Plain
 
 __all__ = ["Peer", "poll"]
 
@@ -82,10 +82,10 @@ class Peer:
         end-of-file will arrive.
         """
         word = pickle.dumps(value, protocol=5)
-        if len(word) > LARGEST or len(descriptors) > DESCRIPTORS:
+        if len(word) > MAX_VALUE_BYTES or len(descriptors) > DESCRIPTORS:
             raise WorkerError(
                 f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors is too large "
-                f"to send to another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors are "
+                f"to send to another process; at most {MAX_VALUE_BYTES:,} bytes and {DESCRIPTORS} descriptors are "
                 "possible. Open large data in factories instead of storing it in the objects."
             )
         if not self._deaf:
@@ -152,7 +152,9 @@ class Peer:
     def _read(self) -> bool:
         """Read what is in the socket. Returns whether there may be more."""
         try:
-            size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self._socket.recvmsg_into(
+                [self._buffer], ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -223,7 +225,7 @@ def _unpickle(word: memoryview) -> Any:
         ) from error
 
 
-ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
+ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
 
 
 def poll(seconds: float | None, ends: Iterable[tuple[Any, bool]]) -> set[int]:

@@ -198,16 +198,16 @@ def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(re
         with here, there:
             there.sendall(here.recv(2**16))
             while not select.select([there], [], [], 0)[0]:
-                assert listener.enter() == []
+                assert listener.accept() == []
             with contextlib.closing(strangers_of(source, listener.port)) as strangers:
-                for _ in range(2 * entrance.UNPROVED):
+                for _ in range(2 * entrance.MAX_UNPROVED):
                     next(strangers)
-                    assert listener.enter() == []
+                    assert listener.accept() == []
                 here.sendall(there.recv(2**16))
                 there.sendall(here.recv(2**16))
                 deadline, entered = time.monotonic() + 10, []
                 while not entered and time.monotonic() < deadline:
-                    entered = [name for name, _ in listener.enter()]
+                    entered = [name for name, _ in listener.accept()]
         one.result().close()
     assert entered == ["rank 1"]
     listener.close()
@@ -228,13 +228,13 @@ def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: s
         raise TimeoutError
 
     with ThreadPoolExecutor() as pool, contextlib.closing(strangers_of(source, listener.port)) as strangers:
-        for _ in range(2 * entrance.UNPROVED):
+        for _ in range(2 * entrance.MAX_UNPROVED):
             next(strangers)
-            listener.enter()
+            listener.accept()
         one = pool.submit(call_again)
         while not entered:
             next(strangers)
-            entered += [name for name, _ in listener.enter()]
+            entered += [name for name, _ in listener.accept()]
             assert time.monotonic() < until
         one.result().close()
         assert entered == ["rank 1"]

@@ -152,16 +152,16 @@ GREETING = bytes(entrance.NONCE) + b"\x06rank 1"
 def test_no_changed_proof_opens_a_listener(changes: list[Change], proves: bool) -> None:
     listener = Listener(KEY, lambda refusal: None)
     with contextlib.closing(listener), socket.create_connection(("127.0.0.1", listener.port)) as ours:
-        listener.enter()
+        listener.accept()
         ((theirs, caller),) = listener._callers.items()
         caller.nonce = bytes(entrance.NONCE)
-        proof = entrance._prove(KEY if proves else OTHER, b"caller", bytes(entrance.NONCE), GREETING)
+        proof = entrance._make_proof(KEY if proves else OTHER, b"caller", bytes(entrance.NONCE), GREETING)
         stream = changed(GREETING + proof, changes)
         with bounded():
             ours.sendall(stream)
             ours.shutdown(socket.SHUT_WR)
             select.select([theirs], [], [])
-            entered = listener.enter() + listener.enter()
+            entered = listener.accept() + listener.accept()
         # Bytes after the proof are for the peer.
         assert bool(entered) == (proves and stream.startswith(GREETING + proof))
         for _, peer in entered:
@@ -176,7 +176,7 @@ def test_a_changed_answer_is_no_listener_of_the_run(changes: list[Change], knows
         with listener.accept()[0] as caller, bounded():
             greeting = caller.recv(len(GREETING))
             nonce = bytes(entrance.NONCE)
-            answer = nonce + entrance._prove(KEY if knows else OTHER, b"called", nonce, greeting)
+            answer = nonce + entrance._make_proof(KEY if knows else OTHER, b"called", nonce, greeting)
             with contextlib.suppress(OSError):  # the caller hangs up as soon as it has read a wrong proof
                 caller.sendall(changed(answer, changes))
                 caller.shutdown(socket.SHUT_WR)

@@ -11,7 +11,7 @@ import torch
 
 from argosy.errors import WorkerError
 from argosy.stream.listener import dial
-from argosy.stream.rendezvous import NetworkRendezvous, store_at
+from argosy.stream.rendezvous import NetworkRendezvous, open_store
 from argosy.training.programs.shard.ends import HOST
 from argosy.training.programs.shard.parallel import Group
 
@@ -40,7 +40,7 @@ def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
 ) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    ours = store_at(network.rendezvous(), 2)
+    ours = open_store(network.rendezvous(), 2)
     ours.set("here/0", b"an address")
     port = port_of(network)
     with pytest.raises(RuntimeError):
@@ -57,7 +57,7 @@ def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
 
 
 def test_who_knows_a_rendezvous_reaches_no_other(network: NetworkRendezvous) -> None:
-    one, same, other = (store_at(where, 2) for where in [network.rendezvous()] * 2 + [network.rendezvous()])
+    one, same, other = (open_store(where, 2) for where in [network.rendezvous()] * 2 + [network.rendezvous()])
     one.set("here/0", "x")
     assert same.check(["here/0"]) and not other.check(["here/0"])
     assert (same.add("sum", 2), one.add("sum", 3), other.add("sum", 1)) == (2, 5, 1)
@@ -68,10 +68,10 @@ def test_who_knows_a_rendezvous_reaches_no_other(network: NetworkRendezvous) -> 
 
 def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time(network: NetworkRendezvous) -> None:
     where = network.rendezvous()
-    one, other = store_at(where, 2), store_at(where, 2)
+    one, other = open_store(where, 2), open_store(where, 2)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(one.get, "late"), pool.submit(other.wait, ["late"], datetime.timedelta(days=365))
-        store_at(where, 2).set("late", b"at last")
+        open_store(where, 2).set("late", b"at last")
         assert waiting[0].result(10) == b"at last"
         waiting[1].result(10)
     with pytest.raises(RuntimeError, match=r"has not answered wait within 0:00:00\.2"):

@@ -27,7 +27,7 @@ from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.training.device.devices import open_backend
 from argosy.training.device.process_state import ProcessState
-from argosy.training.member.changes import change
+from argosy.training.member.changes import apply_changes
 from argosy.training.member.live import build_member
 from messages.of_studies import study
 
@@ -79,7 +79,7 @@ def once_more() -> None:
 def in_no_group() -> None:
     """Change a value that the optimizer keeps outside parameter groups."""
     live = build_member(MLP, open_backend("cpu:0"), study_seed=0, objective="train_loss", mode="min")
-    change(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
+    apply_changes(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
 
 
 def refused(patch: pytest.MonkeyPatch) -> None:

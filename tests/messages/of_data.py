@@ -18,7 +18,7 @@ from argosy import Data, Member, Ragged, Study, data
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept import spool
 from argosy.stream.kept.cache import Location, RowCache
-from argosy.stream.kept.readers import by_readers
+from argosy.stream.kept.readers import read_in_parallel
 from argosy.stream.kept.rows import Rows
 from argosy.stream.sources import open_sources
 
@@ -119,10 +119,10 @@ class Digits:
 
 
 CASES = {
-    "a shard that cannot be read": lambda: by_readers(
+    "a shard that cannot be read": lambda: read_in_parallel(
         lambda shard, *_: {}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
-    "a reader of shards that dies": lambda: by_readers(
+    "a reader of shards that dies": lambda: read_in_parallel(
         lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
     "from_shards without shards": lambda: data.from_shards([], read=rows_from),

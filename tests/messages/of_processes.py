@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.mapped import MappedFile
-from argosy.training.device.process_state import SETTINGS, ProcessState, check_portable_state, kept_by
+from argosy.training.device.process_state import SETTINGS, ProcessState, check_portable_state, check_settings_kept
 
 __all__ = ["CASES"]
 
@@ -77,7 +77,7 @@ def replaced_by(module: str) -> None:
 
 def setting_up() -> None:
     """Change a process-wide default from a member."""
-    with kept_by("mlp"):
+    with check_settings_kept("mlp"):
         torch.set_default_dtype(torch.float64)
         nn.Linear(3, 2)
 

@@ -40,7 +40,7 @@ from argosy.running.launch import worker
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.imported import check_imported, imported_by
+from argosy.stream.imported import check_imports, digest_imports
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
 from messages.of_studies import misspelt, study
@@ -396,7 +396,7 @@ CASES = {
     "three members that fail in the same way": equal_failures,
     "a process that is lost repeatedly": losses,
     "a worker that raises an error": unreadable,
-    "a module that differs in a worker": lambda: check_imported(
-        [studies.member("mlp")], {**imported_by([studies.member("mlp")]), "studies.Mlp": ["another"]}
+    "a module that differs in a worker": lambda: check_imports(
+        [studies.member("mlp")], {**digest_imports([studies.member("mlp")]), "studies.Mlp": ["another"]}
     ),
 }

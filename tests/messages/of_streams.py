@@ -10,12 +10,12 @@ import torch
 
 from argosy import Data
 from argosy.stream.blocks import Layout, Place
-from argosy.stream.course import Course
-from argosy.stream.framing import LARGEST, LENGTH, Authenticated
+from argosy.stream.course import FeedSchedule
+from argosy.stream.framing import LENGTH, MAX_VALUE_BYTES, Authenticated
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.listener import dial
 from argosy.stream.loaders import Task, run_task
-from argosy.stream.preparation import TRIES, Preparation
+from argosy.stream.preparation import MAX_DEATHS, Preparation
 from argosy.stream.sources import ArraySource, Source, make_lazy_source, open_sources
 from argosy.stream.wire import Peer
 
@@ -88,7 +88,7 @@ def lists() -> None:
 
 def dying_loaders() -> None:
     """Prepare samples that kill the process once too often."""
-    tries = {(TASK.slot, TASK.low): TRIES - 1}
+    tries = {(TASK.slot, TASK.low): MAX_DEATHS - 1}
     Preparation._retry(SimpleNamespace(_tries=tries), TASK)
 
 
@@ -171,7 +171,7 @@ CASES = {
     "a data factory that returns a stream": lambda: open_sources(Data(train=lambda: iter([0])), seed=0),
     "a data factory that returns no Dataset": lambda: open_sources(Data(train=lambda: 3), seed=0),
     "a dataset that differs each time it is opened": another_one,
-    "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),
+    "more validations than samples": lambda: FeedSchedule({"train": 6, "val": 9}, per_epoch=8, block_size=64),
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
     "a caller's name that is too long": lambda: dial(DRIVER, b"key", "rank 1" * 52, seconds=5),
@@ -180,5 +180,5 @@ CASES = {
     "too many descriptors in one message": many_descriptors,
     "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),
     "a message that was injected between two nodes": injected,
-    "a message too large": lambda: said(LENGTH.pack(LARGEST + 1)),
+    "a message too large": lambda: said(LENGTH.pack(MAX_VALUE_BYTES + 1)),
 }

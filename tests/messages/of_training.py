@@ -19,7 +19,7 @@ from argosy.training.device import forks
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
-from argosy.training.member.precision import LEAST, LossScale
+from argosy.training.member.precision import MIN_SCALE, LossScale
 from argosy.training.trainer import watch
 from messages.of_studies import trained
 
@@ -53,7 +53,7 @@ class Changing(nn.Linear):
 
 def changing(patch: pytest.MonkeyPatch) -> None:
     """Train such a member on the shared block itself."""
-    patch.setattr(watch, "SHARE", 0.0)
+    patch.setattr(watch, "WATCHING_SHARE", 0.0)
     member = studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20)
     trained(member, stop=argosy.MaxEpochs(5), block_size=40)
 
@@ -87,7 +87,7 @@ def forked(patch: pytest.MonkeyPatch) -> None:
     """Use a GPU in a process that was forked from one that used it."""
     patch.setitem(forks._before_fork, "pid", 4711 if os.getpid() != 4711 else 1)
     patch.setitem(forks._before_fork, "found", "cuda")
-    forks.refuse_after_fork("cuda:0")
+    forks.check_not_forked("cuda:0")
 
 
 def packed() -> None:
@@ -115,6 +115,8 @@ CASES = {
     "a member writes into its input later, past torch's count": lambda: watch.InputWatch(shared_from=PLACE).refuse(
         "mlp"
     ),
-    "gradients that overflow in float16 at every scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
+    "gradients that overflow in float16 at every scale": lambda: LossScale("mlp", value=MIN_SCALE).follow(
+        overflowed=True
+    ),
     "a GPU that was used before a fork": forked,
 }

@@ -17,7 +17,7 @@ from argosy.errors import WorkerError
 from argosy.errors.traces import reason_of
 from argosy.training.choice import admission, fused_check, split_check
 from argosy.training.choice.fusion_group import FusionGroup
-from argosy.training.choice.split_check import why_whole
+from argosy.training.choice.split_check import why_not_split
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
@@ -109,7 +109,7 @@ def test_an_error_of_argosys_own_ends_the_run(
 def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
 ) -> None:
-    monkeypatch.setattr(evaluation, "EAGER", 1)
+    monkeypatch.setattr(evaluation, "EAGER_PASSES", 1)
     ends_the_run(tmp_path, monkeypatch, owner, name, error)
 
 
@@ -123,10 +123,10 @@ def test_an_error_of_argosys_own_ends_the_run_from_another_process(
 
 @pytest.mark.parametrize("error", BUGS)
 def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    monkeypatch.setattr(split_check, "_tried", ours(f"raise {error}"))
+    monkeypatch.setattr(split_check, "_run_backward", ours(f"raise {error}"))
     inputs, labels = samples()[0]
     with pytest.raises((AssertionError, LookupError, RuntimeError, TypeError), match="a bug"):
-        why_whole(live(member("m0")), (inputs[:16], labels[:16]), 16)
+        why_not_split(live(member("m0")), (inputs[:16], labels[:16]), 16)
 
 
 class Refuses(nn.Linear):

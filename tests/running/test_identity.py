@@ -23,8 +23,8 @@ from argosy.errors import MemberFailed, RunError, StudyError
 from argosy.protocol.events import MemberStarted, Proposed, SearchBegan
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
-from argosy.stream.code_digest import Code
-from argosy.stream.imported import check_imported, imported_by
+from argosy.stream.code_digest import CodeReader
+from argosy.stream.imported import check_imports, digest_imports
 
 FILE = """
 import argparse
@@ -216,7 +216,7 @@ def test_a_digest_is_the_same_in_every_process() -> None:
     program = "import studies; from argosy.stream.code_digest import Code; print(Code().read(studies.study).digest)"
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == Code().read(studies.study).digest
+    assert there.stdout.strip() == CodeReader().read(studies.study).digest
 
 
 class Own(torch.optim.Optimizer):
@@ -242,10 +242,10 @@ def test_a_digest_is_the_same_when_optimizers_of_the_class_were_made(
     for kind in (Own, Heir):
         monkeypatch.setattr(kind, "step", Own.step, raising=False)
     monkeypatch.delattr(Heir, "step")
-    unmade = [Code().read(kind).digest for kind in (Own, Heir)]
+    unmade = [CodeReader().read(kind).digest for kind in (Own, Heir)]
     for kind in (first, Own, Heir):
         kind([torch.nn.Parameter(torch.zeros(1))])
-        assert [Code().read(kind).digest for kind in (Own, Heir)] == unmade
+        assert [CodeReader().read(kind).digest for kind in (Own, Heir)] == unmade
 
 
 def test_a_function_of_a_package_may_enclose_itself() -> None:
@@ -255,7 +255,7 @@ def test_a_function_of_a_package_may_enclose_itself() -> None:
         return lowered(number - 1) if number else 0
 
     lowered.__module__ = "torch._jit_internal"
-    assert Code().read(lowered).digest == Code().read(lowered).digest
+    assert CodeReader().read(lowered).digest == CodeReader().read(lowered).digest
 
 
 def scaled(output: torch.Tensor, target: torch.Tensor, by: float = 1.0) -> torch.Tensor:
@@ -441,12 +441,12 @@ def test_settings_that_a_script_sets_in_a_module_are_refused(
     monkeypatch.setitem(sys.modules, "of_settings", sys)  # so that monkeypatch removes the module after the test
     monkeypatch.delitem(sys.modules, "of_settings")
     module: Any = importlib.import_module("of_settings")
-    wanted = imported_by([studies.member(loss=module.loss)])
+    wanted = digest_imports([studies.member(loss=module.loss)])
     module.CFG.epochs = module.args.epochs = module.SETTINGS["epochs"] = 2.0
-    check_imported([studies.member(loss=module.loss)], wanted)
+    check_imports([studies.member(loss=module.loss)], wanted)
     module.CFG.scale = module.args.scale = module.SETTINGS["scale"] = module.SETTINGS["of"]["scale"] = 2.0
     with pytest.raises(StudyError, match=r"^of_settings\.(CFG|args|SETTINGS|SETTINGS\.of)\.scale: not the same"):
-        check_imported([studies.member(loss=module.loss)], wanted)
+        check_imports([studies.member(loss=module.loss)], wanted)
 
 
 def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,12 +457,12 @@ def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "of_nodes", sys)  # so that monkeypatch removes the module after the test
     monkeypatch.delitem(sys.modules, "of_nodes")
     module: Any = importlib.import_module("of_nodes")
-    wanted = imported_by([studies.member(loss=module.loss)])
+    wanted = digest_imports([studies.member(loss=module.loss)])
     module.ROOT = "/scratch/2"
-    check_imported([studies.member(loss=module.loss)], wanted)
+    check_imports([studies.member(loss=module.loss)], wanted)
     module.SCALE = 2.0
     with pytest.raises(StudyError, match=r"^of_nodes\.SCALE: not the same"):
-        check_imported([studies.member(loss=module.loss)], wanted)
+        check_imports([studies.member(loss=module.loss)], wanted)
 
 
 def broken(batch: Any) -> Any:

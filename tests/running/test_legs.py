@@ -11,7 +11,7 @@ from argosy.plans import Flotilla, Placement
 from argosy.protocol.feeder import Credit, Hold, Leg
 from argosy.running.control.legs import Change, Gate, LiveLeg, assignment_changes, resplit_members
 from argosy.stream.blocks import Place
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6)
 DEVICES = ("d0", "d1", "d2")
@@ -96,7 +96,7 @@ class World:
         self.draw = draw
         self.per_epoch = draw.randint(1, 3)
         self.feeders = {
-            f"f{n}": Course({"train": 6, "val": 2}, per_epoch=self.per_epoch, block_size=4) for n in range(2)
+            f"f{n}": FeedSchedule({"train": 6, "val": 2}, per_epoch=self.per_epoch, block_size=4) for n in range(2)
         }
         self.node = {"d0": "f0", "d1": "f1", "d2": "f1"}
         self.trainers = {device: Trainer() for device in DEVICES}
@@ -199,7 +199,7 @@ class World:
         assert place is not None
         for device, assignment in course.assignments.items():
             self.trainers[device].blocks.append((place, assignment))
-        course.announced(place, place.rows)
+        course.note_announced(place, place.rows)
 
     def step(self, device: str) -> None:
         trainer = self.trainers[device]

@@ -42,7 +42,9 @@ def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
             fusion_group.needs |= {} if need is None else {fusion_group.now: need}
 
     monkeypatch.setattr(FusionGroup, "note", note)
-    monkeypatch.setattr(rehearsal, "MOST_BYTES", 0)  # no rehearsal: programs change between steps, not before the first
+    monkeypatch.setattr(
+        rehearsal, "MAX_COPIED_BYTES", 0
+    )  # no rehearsal: programs change between steps, not before the first
 
 
 @pytest.fixture

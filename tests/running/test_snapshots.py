@@ -18,7 +18,7 @@ from argosy import EMA, EnsemblePlateau, MaxEpochs
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.select import How, negative_log_likelihood, select_weights
 from argosy.training.member import checkpoint
-from argosy.training.member.snapshots import MOST, Snapshots, unstacked
+from argosy.training.member.snapshots import MAX_SECTIONS, Snapshots, unstack_snapshots
 
 EPOCHS = 4
 VAL = (torch.randn(60, 12, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 10)
@@ -36,7 +36,7 @@ def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) ->
 def kept(directory: Path, name: str) -> dict[tuple[int, int], Mapping[str, torch.Tensor]]:
     """Return the snapshots in a member's newest checkpoint, by epoch and section."""
     saved = state_of(directory).member(name).saved[-1]
-    return unstacked(checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"])
+    return unstack_snapshots(checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"])
 
 
 def last(directory: Path, name: str) -> dict[str, Any]:
@@ -55,14 +55,14 @@ def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
     found, weight = Snapshots(100), torch.zeros(10)  # 40 bytes
     for section in range(5):
         found.add((section, 0), {"weight": weight.fill_(section)})
-    again = unstacked(found.stacked())
+    again = unstack_snapshots(found.stacked())
     for kept_here in (found.weights, again):
         assert {at: float(one["weight"][0]) for at, one in kept_here.items()} == {(3, 0): 3.0, (4, 0): 4.0}
-    assert unstacked(Snapshots(100).stacked()) == unstacked(None) == {}
+    assert unstack_snapshots(Snapshots(100).stacked()) == unstack_snapshots(None) == {}
     many = Snapshots(2**20)
-    for section in range(MOST + 3):
+    for section in range(MAX_SECTIONS + 3):
         many.add((section, 1), {"weight": weight})
-    assert list(many.weights) == [(section, 1) for section in range(3, MOST + 3)]
+    assert list(many.weights) == [(section, 1) for section in range(3, MAX_SECTIONS + 3)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_of_a_network_whose_state_has_changed_none_from_before_are_kept(weights:
         found.add((section, 0), {"weight": torch.zeros(10)})
     found.add((2, 0), weights)
     assert len(found.weights) == count
-    assert len(unstacked(found.stacked())) == count
+    assert len(unstack_snapshots(found.stacked())) == count
 
 
 def test_each_is_what_a_run_that_ended_there_has(tmp_path: Path) -> None:

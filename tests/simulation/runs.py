@@ -51,7 +51,7 @@ from argosy.running.search.tuner import Tuner
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
-from argosy.stream.code_digest import Code
+from argosy.stream.code_digest import CodeReader
 from argosy.study import Study
 from argosy.training.choice import rehearsal
 from argosy.training.device import process_state
@@ -453,7 +453,7 @@ def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) 
     return 1e-5, 1e-3
 
 
-_read_code = lru_cache(maxsize=1000)(Code().read)
+_read_code = lru_cache(maxsize=1000)(CodeReader().read)
 """Cached, because most runs have the same factories of members, and nothing that these refer to changes."""
 
 
@@ -535,7 +535,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (checkpoint, "load", _loaded),
         (resume, "ThreadPoolExecutor", _InTurn),
         (trials, "measure_steps", _measuring),
-        (trials, "kept_by", lambda member: nullcontext()),
+        (trials, "check_settings_kept", lambda member: nullcontext()),
         (rehearsal, "Solo", Counted),
         (program_instances, "Shard", CountingShard),
         (program_instances, "Group", SimpleNamespace(form=partial(Group.form, world))),
@@ -554,7 +554,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "POLL_SECONDS", 0.02),
         (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),
-        (Code, "read", lambda code, value: _read_code(value)),
+        (CodeReader, "read", lambda code, value: _read_code(value)),
         # What earlier runs have cached must not influence this one.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),

@@ -1,4 +1,4 @@
-"""Virtual time, and the workers of a simulated run: real trainers with counting members, and feeders that follow the real `Course`.
+"""Virtual time, and the workers of a simulated run: real trainers with counting members, and feeders that follow the real `FeedSchedule`.
 
 A seed decides the timing: how long each message is under way, how long each action takes, and which worker is heard first. Time
 passes only when some process spends it. A run of minutes therefore takes milliseconds, and the same seed gives the same run.
@@ -21,7 +21,7 @@ from argosy.protocol.trainer import Attach, Came, DevicePoisoned, Exit, Failed, 
 from argosy.running.launch.launcher import Job
 from argosy.running.launch.worker import without_feeder
 from argosy.stream.blocks import Layout
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
 from argosy.stream.sources import identities_of_arrays
@@ -228,7 +228,7 @@ class _Feeder(_Worker):
     def __init__(self, workers: "SimulatedWorkers", name: str, node: str) -> None:
         super().__init__(workers, name, node)
         terms = workers.terms
-        self.course = Course(terms.lengths, per_epoch=terms.per_epoch, block_size=terms.block_size)
+        self.course = FeedSchedule(terms.lengths, per_epoch=terms.per_epoch, block_size=terms.block_size)
         self.readers: dict[str, _Trainer] = {}
         self.held: dict[int, set[_Trainer]] = {}
         self._blocks = itertools.count()
@@ -290,7 +290,7 @@ class _Feeder(_Worker):
         self.held[number] = {self.readers[name] for name in course.assignments}
         for name, assignment in course.assignments.items():
             self.readers[name].blocks.say((self, number, CountingBlock(place), assignment))
-        fed = course.announced(place, place.rows)
+        fed = course.note_announced(place, place.rows)
         if fed is not None:
             self.say(fed)
         return True

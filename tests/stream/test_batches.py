@@ -11,7 +11,7 @@ from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.stream.batches import Batch, Cutter, InOrder
+from argosy.stream.batches import Batch, Cutter, InOrderCutter
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.order import Digest, Selection, permutation
 
@@ -41,7 +41,7 @@ def test_batches_are_the_sequence_cut_by_their_size(size, batch_size, subset, dr
         expected.pop()
     done = min(done, len(expected))
     selection = Selection.of(subset, LENGTH)
-    cutter = InOrder(
+    cutter = InOrderCutter(
         selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=done * batch_size
     )
     cut = [batch for block in blocks(order, size, holes=tuple(holes)) for batch in stepped(cutter, block)]
@@ -68,7 +68,7 @@ def test_the_parts_of_a_batch_are_the_batch_and_it_is_known_when_it_comes(
 ) -> None:
     order = permutation(0, 0, LENGTH)
     selection = Selection.of(subset, LENGTH)
-    cutter = InOrder(selection=selection, order=order, batch_size=batch_size, drop_last=False)
+    cutter = InOrderCutter(selection=selection, order=order, batch_size=batch_size, drop_last=False)
     bounds = [0.0, *sorted(cuts), 1.0]
     under_way = None
     for block in blocks(order, size, holes=tuple(holes)):
@@ -91,7 +91,7 @@ def test_the_parts_of_a_batch_are_the_batch_and_it_is_known_when_it_comes(
 
 def test_a_batch_inside_a_block_is_a_view_and_an_unaligned_one_a_copy() -> None:
     order = np.arange(64, dtype=np.int64)
-    cutter = InOrder(selection=Selection.of(None, 64), order=order, batch_size=8, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, 64), order=order, batch_size=8, drop_last=False)
     (block,) = blocks(order, 64, width=3)
     first, second, third = list(cutter.take(block))[:3]
     assert first.data[0].data_ptr() == block.leaves[0].data_ptr()
@@ -103,7 +103,7 @@ def test_a_batch_inside_a_block_is_a_view_and_an_unaligned_one_a_copy() -> None:
 
 def test_private_batches_never_touch_the_block() -> None:
     order = np.arange(16, dtype=np.int64)
-    cutter = InOrder(selection=Selection.of(None, 16), order=order, batch_size=8, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, 16), order=order, batch_size=8, drop_last=False)
     (block,) = blocks(order, 16)
     for batch in cutter.take(block, private=True):
         batch.data[0].fill_(7)
@@ -116,7 +116,7 @@ def test_what_is_written_into_a_batch_is_in_nothing_that_comes_again() -> None:
     The batch spans two blocks and is never committed, like a split member's batch that is under way when the member is saved.
     """
     order = np.arange(16, dtype=np.int64)
-    cutter = InOrder(selection=Selection.of(None, 16), order=order, batch_size=16, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, 16), order=order, batch_size=16, drop_last=False)
     first, last = blocks(order, 8)
     assert list(cutter.take(first, private=True)) == []
     (batch,) = cutter.take(last, private=True)
@@ -129,7 +129,7 @@ def test_what_is_written_into_a_batch_is_in_nothing_that_comes_again() -> None:
 
 def test_a_write_into_a_view_is_seen() -> None:
     order = np.arange(16, dtype=np.int64)
-    cutter = InOrder(selection=Selection.of(None, 16), order=order, batch_size=8, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, 16), order=order, batch_size=8, drop_last=False)
     (block,) = blocks(order, 16)
     next(cutter.take(block)).data[0].div_(2)
     assert block.touched
@@ -137,7 +137,7 @@ def test_a_write_into_a_view_is_seen() -> None:
 
 def test_a_gap_in_the_stream_is_never_skipped_over() -> None:
     order = np.arange(32, dtype=np.int64)
-    cutter = InOrder(selection=Selection.of(None, 32), order=order, batch_size=8, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, 32), order=order, batch_size=8, drop_last=False)
     with pytest.raises(AssertionError, match="skipped"):
         list(cutter.take(blocks(order, 16, start=16)[0]))
 
@@ -150,7 +150,7 @@ def indices(batches: list[Batch]) -> list[list[int]]:
 def test_a_block_that_is_left_goes_on_behind_the_last_committed_batch(size, batch_size, drop_last, turns) -> None:
     order = permutation(0, 0, LENGTH)
     whole, left = (
-        InOrder(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=drop_last)
+        InOrderCutter(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=drop_last)
         for _ in range(2)
     )
     expected = indices([batch for block in blocks(order, size) for batch in stepped(whole, block)])
@@ -176,7 +176,7 @@ def test_a_block_that_is_left_goes_on_behind_the_last_committed_batch(size, batc
 @given(size=st.integers(1, 60), batch_size=st.integers(1, 60))
 def test_a_batch_may_be_under_way_while_the_next_one_is_cut(size, batch_size) -> None:
     order = permutation(0, 0, LENGTH)
-    cutter = InOrder(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=False)
+    cutter = InOrderCutter(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=False)
     found, under_way = [], None
     for block in blocks(order, size):
         for batch in cutter.take(block, after=under_way):
@@ -197,7 +197,7 @@ def test_a_batch_may_be_under_way_while_the_next_one_is_cut(size, batch_size) ->
 )
 def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) -> None:
     order, selection = permutation(0, 0, LENGTH), Selection.of([*range(LENGTH), 7, 7], LENGTH)
-    cutter = InOrder(selection=selection, order=order, batch_size=batch_size, drop_last=False)
+    cutter = InOrderCutter(selection=selection, order=order, batch_size=batch_size, drop_last=False)
     found = []
     for number, block in enumerate(blocks(order, size, holes=holes)):
         found += list(stepped(cutter, block))
@@ -206,7 +206,7 @@ def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) 
             elements = 0 if carried is None else carried.elements
             assert elements < batch_size
             copied = carried and carried._replace(leaves=[leaf.clone() for leaf in carried.leaves])
-            cutter = InOrder(
+            cutter = InOrderCutter(
                 selection=selection,
                 order=order,
                 batch_size=batch_size,
@@ -228,7 +228,7 @@ def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) 
 def test_cutters_are_the_same_where_one_can_do_for_both() -> None:
     def cutter(subset: list[int] | None = None, **rest: object) -> Cutter:
         fields = {"order": np.arange(64, dtype=np.int64), "batch_size": 8, "drop_last": False} | rest
-        return InOrder(selection=Selection.of(subset, 64), **fields)
+        return InOrderCutter(selection=Selection.of(subset, 64), **fields)
 
     assert cutter().cuts_alike(cutter()) and cutter([1, 2, 3]).cuts_alike(cutter([3, 2, 1]))
     others = [cutter([1, 2, 3]), cutter(batch_size=9), cutter(list(range(63))), cutter(position=8)]

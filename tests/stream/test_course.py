@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from argosy.protocol.feeder import Credit, Hold, Leg
 from argosy.stream.blocks import Place
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 from argosy.stream.schedule import section_start, section_stop
 
 
 def blocks(
     leg: Leg, sections: range, lengths: dict[str, int], per_epoch: int, size: int
 ) -> list[tuple[str, int, list[int]]]:
-    """Return (split, section, elements) of each block of these sections, computed independently of `Course`."""
+    """Return (split, section, elements) of each block of these sections, computed independently of `FeedSchedule`."""
     found = []
     for section in sections:
         ends = [(number + 1) * lengths["train"] // per_epoch for number in range(per_epoch)]
@@ -33,7 +33,7 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
     draw = Random(seed)
     lengths = {"train": draw.randint(4, 30)} | ({"val": draw.randint(1, 9)} if draw.random() < 0.7 else {})
     per_epoch, size = draw.randint(1, 4), draw.randint(1, 12)
-    course = Course(lengths, per_epoch=per_epoch, block_size=size)
+    course = FeedSchedule(lengths, per_epoch=per_epoch, block_size=size)
     fed: dict[tuple[str, int, int], int] = {}
     prepared: dict[tuple[str, int, int], int] = {}
     for number in range(3):
@@ -75,7 +75,7 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
                 told.append(place)
                 key = place.split, place.epoch, place.section % per_epoch
                 prepared[key] = prepared.get(key, 0) + place.rows
-                event = course.announced(place, place.rows)
+                event = course.note_announced(place, place.rows)
                 assert (event is not None) == place.last
                 if event is not None:
                     key = event.split, event.epoch, event.section

@@ -22,7 +22,7 @@ from argosy.protocol.feeder import Credit, Feed, Leg, Lend, Open, Opened, Team
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.feed import feed
-from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
+from argosy.stream.heartbeat import MAX_LOADERS, Heartbeat
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 
@@ -146,5 +146,5 @@ def test_with_very_many_cores_there_are_no_more_loaders_than_heartbeats(monkeypa
     driver, theirs = Peer.pair()
     driver.send(Open())
     how = {"name": "feeder", "seed": 0, "per_epoch": 1, "heartbeat": Heartbeat.private(), "keep_bytes": 0}
-    with pytest.raises(Asked, match=str(MOST_LOADERS)):
-        feed(theirs, lambda: None, Settings(), cores=5 * MOST_LOADERS, **how)
+    with pytest.raises(Asked, match=str(MAX_LOADERS)):
+        feed(theirs, lambda: None, Settings(), cores=5 * MAX_LOADERS, **how)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from argosy import Data
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import Location, RowCache
-from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.proof import SAMPLES_VERIFIED
 from argosy.stream.sources import Filled, Source, open_kept_rows, open_sources
 from argosy.stream.standby import cache_for
 
@@ -265,7 +265,7 @@ def test_another_run_finds_what_was_kept_and_proves_it() -> None:
     filled_whole(opened(Rows()))
     dataset = Rows()
     sources = opened(dataset, memory=ROOM)
-    assert dataset.asked == 2 * PROVED  # once for each split
+    assert dataset.asked == 2 * SAMPLES_VERIFIED  # once for each split
     assert sources["train"].facts == replace(
         sources["train"].facts, keeping="31 of 31 kept by earlier runs", seconds_per_sample=0.0, constant=True
     )

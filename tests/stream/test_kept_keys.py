@@ -739,7 +739,7 @@ CHANGED_FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_file_that_changed_is_found(desk: Desk, name: str, old: bool) -> None:
     """A changed file is found, also if it was young when it was read, so that the change may have left the same time."""
     kind, change, by = CHANGED_FILES[name]
-    desk.monkeypatch.setattr(witnesses, "YOUNG_SECONDS", -1e9 if old else 1e9)
+    desk.monkeypatch.setattr(witnesses, "UNRELIABLE_SECONDS", -1e9 if old else 1e9)
     desk.write({"files.py": FILES})
     folder = desk.data()
     again = lambda: partial(getattr(desk.module("files"), kind), str(folder))  # noqa: E731
@@ -865,7 +865,7 @@ def shut(folder: Path) -> Path:
 )
 @pytest.mark.parametrize("old", [True, False])
 def test_files_may_be_moved_and_copied(desk: Desk, change: Callable[[Path], Path], kind: str, old: bool) -> None:
-    desk.monkeypatch.setattr(witnesses, "YOUNG_SECONDS", -1e9 if old else 1e9)
+    desk.monkeypatch.setattr(witnesses, "UNRELIABLE_SECONDS", -1e9 if old else 1e9)
     desk.write({"files.py": FILES})
     places = [desk.data()]
     again = lambda: partial(getattr(desk.module("files"), kind), str(places[-1]))  # noqa: E731

@@ -52,12 +52,12 @@ def test_a_caller_that_proved_itself_while_the_listener_was_not_looked_at_is_let
     with socket.create_connection(("127.0.0.1", listener.port)) as caller:
         caller.sendall(greeting)
         while not any(one.greeted for one in listener._callers.values()):
-            assert listener.enter() == []
+            assert listener.accept() == []
         nonce = caller.recv(entrance.NONCE + entrance.PROOF)[: entrance.NONCE]
-        caller.sendall(entrance._prove(bytes(32), b"caller", nonce, greeting))
+        caller.sendall(entrance._make_proof(bytes(32), b"caller", nonce, greeting))
         select.select(list(listener._callers), [], [])
         monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.0)
-        assert [found for found, _ in listener.enter()] == ["name"]
+        assert [found for found, _ in listener.accept()] == ["name"]
 
 
 def test_more_call_at_once_than_are_kept_without_a_proof(listener: Listener) -> None:
@@ -67,7 +67,7 @@ def test_more_call_at_once_than_are_kept_without_a_proof(listener: Listener) -> 
         time.sleep(0.2)  # the process behind the listener is busy with something else
         entered: list[str] = []
         while len(entered) < len(names) and not any(call.done() and call.exception() for call in calls):
-            entered += [name for name, _ in listener.enter()]
+            entered += [name for name, _ in listener.accept()]
         assert sorted(entered) == sorted(names)
         for one in calls:
             one.result().close()
@@ -76,11 +76,11 @@ def test_more_call_at_once_than_are_kept_without_a_proof(listener: Listener) -> 
 def test_a_call_waits_where_too_many_files_are_open(listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port)) as caller:
         with no_more_files():
-            assert listener.enter() == []
-            assert listener.enter() == []
+            assert listener.accept() == []
+            assert listener.accept() == []
         caller.sendall(bytes(entrance.NONCE + 1))
         while not select.select([caller], [], [], 0)[0]:
-            listener.enter()
+            listener.accept()
         assert len(caller.recv(100)) == entrance.NONCE + entrance.PROOF
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_key_from_the_network_is_refused_and_told(
 ) -> None:
     entered, (error,) = enter(network_listener, lambda: call(network_listener.port, key=b"x" * 32, certificate=sealed))
     while not refused:
-        assert network_listener.enter() == []
+        assert network_listener.accept() == []
     assert entered == []
     assert isinstance(error, WorkerError)
     assert [words.partition(" port ")[0] for words in refused] == ["127.0.0.1"]
@@ -119,7 +119,7 @@ def test_a_wrong_proof_from_the_network_is_refused_and_told(refused: list[str]) 
     with socket.create_connection(("127.0.0.1", listener.port)) as caller:
         caller.sendall(bytes(entrance.NONCE + 1) + bytes(entrance.PROOF))
         while not refused:
-            assert listener.enter() == []
+            assert listener.accept() == []
     listener.close()
     assert refused[0].endswith("does not know the run's key")
 
@@ -163,7 +163,7 @@ def test_who_has_not_the_jobs_certificate_is_refused_and_told(
     listener = Listener(bytes(32), refused.append, seal=certificate.called)
     entered, (error,) = enter(listener, lambda: call(listener.port, certificate=its))
     while not refused:
-        assert listener.enter() == []
+        assert listener.accept() == []
     listener.close()
     assert entered == []
     assert isinstance(error, WorkerError)
@@ -195,7 +195,7 @@ def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
     listener = Listener(bytes(32), refused.append)
     entered, (error,) = enter(listener, lambda: call(listener.port, certificate=certificate))
     while not refused:
-        assert listener.enter() == []
+        assert listener.accept() == []
     listener.close()
     assert entered == []
     assert isinstance(error, WorkerError)
@@ -214,13 +214,13 @@ def test_what_a_scanner_of_ports_says_is_ignored(
     for words in said:
         callers.append(socket.create_connection(address))
         callers[-1].sendall(words)
-        assert network_listener.enter() == []
+        assert network_listener.accept() == []
     entered, _ = enter(network_listener, lambda: call(network_listener.port, certificate=sealed))
     assert [name for name, _ in entered] == ["rank 1"]
     for caller in callers:
         caller.close()
     deadline = time.monotonic() + 10
     while network_listener._callers and time.monotonic() < deadline:
-        assert network_listener.enter() == []
+        assert network_listener.accept() == []
     assert len(refused) == len(said)
     assert not (tmp_path / "sprung").exists()

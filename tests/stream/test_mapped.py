@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 import argosy
 from argosy.errors import StudyError
-from argosy.stream.mapped import files_in, files_of
+from argosy.stream.mapped import files_of_data, files_of_split
 
 SHAPE = (400, 12)
 HEAD = 128
@@ -208,7 +208,7 @@ def test_what_an_object_holds_is_looked_at_without_asking_it(path: Path) -> None
     held: list[Any] = [torch.nn.LazyLinear(3), Proxy(), np, closed, np.empty((0, 3)), torch.empty(0), x[:0], x]
     held.append(held)
     data = argosy.Data(train=Rows(held), on_device=lambda batch: batch)
-    (file,) = files_of(data)
+    (file,) = files_of_data(data)
     assert file.path == str(path)
-    assert files_in(data.train) == (file,)
-    assert files_in([np.zeros(3), torch.zeros(3)]) == ()
+    assert files_of_split(data.train) == (file,)
+    assert files_of_split([np.zeros(3), torch.zeros(3)]) == ()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from argosy.stream.heartbeat import MOST_LOADERS, SLOT_BYTES, TEXT, Heartbeat, Sign
+from argosy.stream.heartbeat import MAX_LOADERS, SLOT_BYTES, TEXT, Heartbeat, Sign
 
 
 def one(heartbeat: Heartbeat) -> Sign:
@@ -48,10 +48,10 @@ def test_a_text_that_is_too_long_is_cut_and_touches_nobody_else() -> None:
 
 def test_there_is_room_for_so_many_loaders_and_no_more() -> None:
     heartbeat = Heartbeat.private()
-    heartbeat.slot(MOST_LOADERS).start("preparing")
-    assert heartbeat.read()[MOST_LOADERS].doing == "preparing"
+    heartbeat.slot(MAX_LOADERS).start("preparing")
+    assert heartbeat.read()[MAX_LOADERS].doing == "preparing"
     with pytest.raises(ValueError, match="at most 1023 loaders"):
-        heartbeat.slot(MOST_LOADERS + 1)
+        heartbeat.slot(MAX_LOADERS + 1)
 
 
 def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from argosy import Ragged
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place, UnfitSample, sample_leaves
-from argosy.stream.by_length import ByLength
-from argosy.stream.kept.keys import key_of
+from argosy.stream.by_length import ByLengthCutter
+from argosy.stream.kept.keys import make_key
 from argosy.stream.order import Digest, Selection, permutation, window_elements
 from argosy.stream.padding import Padded, make_batch, pad_dataset, pad_sample, unpad_sample
 
@@ -49,14 +49,16 @@ def of_texts(order: np.ndarray, size: int, holes: tuple[int, ...] = ()) -> list[
     return found
 
 
-def cutter(order: np.ndarray, batch_size: int, **more: object) -> ByLength:
+def cutter(order: np.ndarray, batch_size: int, **more: object) -> ByLengthCutter:
     subset = more.pop("subset", None)
     drop_last = bool(more.pop("drop_last", False))
     selection = Selection.of(subset, len(order))
-    return ByLength(selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, drawn=(3, 0), **more)
+    return ByLengthCutter(
+        selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, drawn=(3, 0), **more
+    )
 
 
-def stepped(found: ByLength, block: Block) -> list[Batch]:
+def stepped(found: ByLengthCutter, block: Block) -> list[Batch]:
     """Return the batches of a block, each committed before the next is cut."""
     made = []
     for batch in found.take(block):
@@ -205,15 +207,15 @@ class Texts:
 
 def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padded() -> None:
     plain, padded_samples = Texts(0), pad_dataset(Texts(0), RAGGED)
-    key, of_plain = key_of(padded_samples), key_of(plain)
+    key, of_plain = make_key(padded_samples), make_key(plain)
     assert key.subject == of_plain.subject == f"{__name__}.Texts"
     assert key.difference(of_plain.parts) == "Data.ragged"
-    assert key.difference(key_of(pad_dataset(Texts(1), RAGGED)).parts) == "its least"
-    assert key.difference(key_of(pad_dataset(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
+    assert key.difference(make_key(pad_dataset(Texts(1), RAGGED)).parts) == "its least"
+    assert key.difference(make_key(pad_dataset(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
     assert padded_samples[3]["label"] == 3
     key.note_use(padded_samples)
     # The counter, which preparing samples changed, is not part of the key: the padded samples made anew have the same key.
-    assert not key.difference(key_of(pad_dataset(padded_samples.dataset, RAGGED)).parts)
+    assert not key.difference(make_key(pad_dataset(padded_samples.dataset, RAGGED)).parts)
 
 
 @pytest.mark.parametrize(

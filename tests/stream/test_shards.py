@@ -18,7 +18,7 @@ from argosy.data import from_shards
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Place
-from argosy.stream.order import RUN, SIDE_BY_SIDE, shard_order
+from argosy.stream.order import OPEN_SHARDS, SHARD_RUN, shard_order
 from argosy.stream.shards import ShardMarks
 from argosy.stream.sources import DatasetSource, Source, open_sources
 
@@ -169,15 +169,17 @@ def test_an_epoch_has_each_sample_once_and_reads_few_shards_forward(shards: tupl
         begun = {int(one): int(np.flatnonzero(shard == one)[0]) for one in np.unique(shard)}
         ended = {int(one): int(np.flatnonzero(shard == one)[-1]) for one in np.unique(shard)}
         for at in range(len(order)):
-            assert sum(begun[one] <= at <= ended[one] for one in begun) <= SIDE_BY_SIDE
+            assert sum(begun[one] <= at <= ended[one] for one in begun) <= OPEN_SHARDS
     assert len(shards) < 3 or len({tuple(order) for order in orders}) == 3
 
 
 def test_runs_of_shards_mix() -> None:
     shard = shard_order(1, 0, (800,) * 16) // 800
     changes = np.flatnonzero(np.diff(shard))
-    assert 0.8 < len(changes) / (16 * 800 / RUN) <= 1  # an eighth of the runs continues the shard of the run before
-    assert len(set(shard[:400].tolist())) == SIDE_BY_SIDE
+    assert (
+        0.8 < len(changes) / (16 * 800 / SHARD_RUN) <= 1
+    )  # an eighth of the runs continues the shard of the run before
+    assert len(set(shard[:400].tolist())) == OPEN_SHARDS
 
 
 def test_an_epoch_in_order_reads_each_sample_once() -> None:

@@ -17,7 +17,7 @@ from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import RowCache
-from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.proof import SAMPLES_VERIFIED
 from argosy.stream.sources import Source, open_kept_rows, open_sources
 
 LENGTH = 41
@@ -114,7 +114,7 @@ def test_a_later_run_reads_its_first_samples_alone(lines: Path) -> None:
     opened(Lines(lines))
     again = Lines(lines)
     source = opened(again)
-    assert (again.given, source.length, source.facts.keeping) == (PROVED, LENGTH, "read by an earlier run")
+    assert (again.given, source.length, source.facts.keeping) == (SAMPLES_VERIFIED, LENGTH, "read by an earlier run")
     assert filled(source, np.arange(LENGTH))[1] == 0
 
 

@@ -167,11 +167,11 @@ def test_a_large_value_arrives_whole_and_one_that_is_too_large_is_refused(monkey
         heard = there.receive()
         here.flush()
     assert heard == [large]
-    monkeypatch.setattr(wire, "LARGEST", 1000)
+    monkeypatch.setattr(wire, "MAX_VALUE_BYTES", 1000)
     with pytest.raises(WorkerError, match=r"bytes of 1,0\d\d bytes.*at most 1,000"):
         here.send(bytes(1001))
     with raw() as (ours, peer):
-        monkeypatch.setattr(framing, "LARGEST", 1000)
+        monkeypatch.setattr(framing, "MAX_VALUE_BYTES", 1000)
         ours.sendall(LENGTH.pack(1001))
         with pytest.raises(WorkerError, match="announced a message of 1,001 bytes"):
             peer.receive()

@@ -31,7 +31,7 @@ from argosy.study import Member
 from argosy.training.choice.measure import LATE, state_bytes
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
-from argosy.training.member.snapshots import MOST, Snapshots
+from argosy.training.member.snapshots import MAX_SECTIONS, Snapshots
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed
 from argosy.training.programs.solo import Solo
@@ -567,6 +567,6 @@ def test_what_an_average_holds_is_part_of_the_memory_that_plans_go_by(rule: Any,
     plain, averaged = (packs.live(member(average=one)) for one in (None, rule))
     weights = sum(weight.numel() * weight.itemsize for weight in plain.model.parameters())
     assert state_bytes(averaged) - state_bytes(plain) == copies * weights
-    for most_bytes, sections in ((3 * weights + 1, 3), (weights - 1, 0), (100 * weights, MOST)):
+    for most_bytes, sections in ((3 * weights + 1, 3), (weights - 1, 0), (100 * weights, MAX_SECTIONS)):
         averaged.snapshots = Snapshots(most_bytes)
         assert state_bytes(averaged) - state_bytes(plain) == (copies + sections) * weights

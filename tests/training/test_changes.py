@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from argosy.study import Member
-from argosy.training.member.changes import change
+from argosy.training.member.changes import apply_changes
 from argosy.training.member.live import LiveMember
 
 
@@ -64,7 +64,7 @@ def test_rates_go_on_as_those_of_a_member_that_was_built_so(kind: str) -> None:
     list(rates(source, 5))
     built = [dict(group) for group in clone.optimizer.param_groups]
     clone.load_state_dict(source.state_dict())
-    change(clone, {"optimizer.lr": (0.1, 0.3)}, built)
+    apply_changes(clone, {"optimizer.lr": (0.1, 0.3)}, built)
     for found, expected in zip(rates(clone, 8), list(rates(other, 13))[5:], strict=True):
         assert found == pytest.approx(expected)
 
@@ -73,5 +73,5 @@ def test_a_number_is_that_of_each_group() -> None:
     source, clone = packs.live(member(None)), packs.live(member(None, weight_decay=0.2))
     built = [dict(group) for group in clone.optimizer.param_groups]
     clone.load_state_dict(source.state_dict())
-    change(clone, {"optimizer.weight_decay": (0.1, 0.2)}, built)
+    apply_changes(clone, {"optimizer.weight_decay": (0.1, 0.2)}, built)
     assert [group["weight_decay"] for group in clone.optimizer.param_groups] == [0.2, 0.0]

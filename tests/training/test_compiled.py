@@ -107,7 +107,7 @@ def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPa
 
     def miscompiled(of: Pass, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         samples = [None, None]  # all members get the same batch
-        sound = vmap(of.of_one, in_dims=(*[0] * (len(inputs) - len(samples)), *samples))
+        sound = vmap(of.derive_one, in_dims=(*[0] * (len(inputs) - len(samples)), *samples))
 
         def run(*given: Tensor) -> Sequence[Tensor]:
             found = sound(*given)

@@ -12,7 +12,7 @@ from blocks import blocks
 from torch import nn
 
 from argosy.errors import StudyError
-from argosy.stream.batches import InOrder
+from argosy.stream.batches import InOrderCutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.training.device.copies import DeviceCopies
@@ -163,7 +163,7 @@ def test_batches_lie_in_memory_alike_wherever_blocks_end(work: Callable[[Any], A
     found = set()
     for size in (5, 16, 48):
         for subset in (None, range(48)):
-            cutter = InOrder(selection=Selection.of(subset, 48), order=ORDER, batch_size=8, drop_last=False)
+            cutter = InOrderCutter(selection=Selection.of(subset, 48), order=ORDER, batch_size=8, drop_last=False)
             for block in on_device(work, size):
                 for batch in cutter.take(block):
                     cutter.commit(batch)

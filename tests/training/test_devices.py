@@ -34,7 +34,7 @@ from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, open_backend, wait_for_memory
 from argosy.training.member import checkpoint
 from argosy.training.member.tally import Tally
-from argosy.training.programs.fused.draws import OwnDraws
+from argosy.training.programs.fused.draws import PerMemberDraws
 from argosy.training.trainer import guard
 
 pytestmark = pytest.mark.usefixtures("devices")
@@ -374,7 +374,7 @@ def test_attention_of_several_takes_no_kernel_that_keeps_nothing_for_a_backward_
     gpu = SimpleNamespace(backend=SimpleNamespace(device=torch.device("cuda:0")))
 
     def attended(query: torch.Tensor) -> torch.Tensor:
-        with OwnDraws([gpu, gpu]):
+        with PerMemberDraws([gpu, gpu]):
             return torch.nn.functional.scaled_dot_product_attention(query, query, query)
 
     with Asked() as asked:

@@ -58,7 +58,7 @@ def split(model: Any) -> str:
     """Return why a member with this network must not be split."""
     live = packs.live(packs.member("m", model=model, dtype=torch.float32, batch_size=ROWS))
     (x, y), _ = packs.samples(torch.float32, train=ROWS)
-    return split_check.why_whole(live, (x, y), ROWS)
+    return split_check.why_not_split(live, (x, y), ROWS)
 
 
 BY_FREQUENCY = single(looked_up, partial(nn.Embedding, 3, 3, scale_grad_by_freq=True))

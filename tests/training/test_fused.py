@@ -558,7 +558,7 @@ def meeting(split: str) -> tuple[list[LiveMember], list[Block]]:
         (block,) = packs.blocks(
             BOTH.epoch(split, epoch), packs.TRAIN, arrays=(inputs, labels), epoch=epoch, split=split
         )
-        found.append(block.copied_out(block.leaves))
+        found.append(block.with_copies(block.leaves))
     for one in lives:
         one.begin_epoch(BOTH, 1)
     return lives, found
@@ -640,6 +640,6 @@ def test_a_trial_meets_no_label_without_an_output() -> None:
     (inputs, targets), order = packs.samples()[0], BOTH.epoch("train", 1)
     labels = targets.index_fill(0, torch.tensor(int(order[0])), 4)
     (block,) = packs.blocks(order, packs.TRAIN, arrays=(inputs, labels), epoch=1)
-    found = admit(lives, block.copied_out(block.leaves))
+    found = admit(lives, block.with_copies(block.leaves))
     assert tuple(found.packs) == ()
     assert all("raises StudyError: member" in reason and "label 4" in reason for reason in found.alone.values())

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
-from argosy.training.choice.admission import Admitted, admit
+from argosy.training.choice.admission import PassedChecks, admit
 
 
 def lookahead(optimizer: Any) -> Any:
@@ -121,7 +121,7 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, r
 
 def test_two_are_spared_where_each_takes_one_pass() -> None:
     """Two members are not checked if their optimizers step in one pass, unless they were admitted before with more."""
-    (arrays, _), known = packs.samples(), Admitted()
+    (arrays, _), known = packs.samples(), PassedChecks()
     (block,) = packs.blocks(packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=arrays)
 
     def packed(*members: Member, exact: bool = False) -> int:

@@ -25,7 +25,7 @@ from argosy.training.programs.fused.fused import Fused
 from argosy.training.trainer import program_choice, program_instances
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
-from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
+from argosy.training.trainer.program_choice import MIN_PAIRS, ProgramChoice
 from argosy.training.trainer.program_instances import ProgramInstance, Round
 
 devices = late.devices
@@ -53,7 +53,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     fusion = ProgramChoice(
         "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
-    for hidden in range(5, 5 + PAIRS + 1):
+    for hidden in range(5, 5 + MIN_PAIRS + 1):
         instances.extend(ProgramInstance.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
         fusion.note_assigned()
         fusion.form_groups(block)

@@ -46,7 +46,7 @@ from argosy.training.device.recorders import make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation
-from argosy.training.programs.graphed.graphed import ALIKE, Graphed, run_concurrently, why_not_captured
+from argosy.training.programs.graphed.graphed import MAX_DISTANCE, Graphed, run_concurrently, why_not_captured
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.program_instances import ProgramInstance, Round
@@ -407,7 +407,7 @@ def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
     for epoch, labels in enumerate((targets, torch.where(targets == 3, 9, targets))):
         found.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), 96, arrays=(inputs, labels), epoch=epoch):
-            apart = block.copied_out(block.leaves)  # as on a device with its own memory, with labels kept on the host
+            apart = block.with_copies(block.leaves)  # as on a device with its own memory, with labels kept on the host
             raises = pytest.raises(StudyError, match="a target has label 9") if epoch else contextlib.nullcontext()
             with raises, program.active():
                 for batch in program.cut(apart):
@@ -501,7 +501,7 @@ class Unguarded:
 def test_a_pack_is_evaluated_by_a_captured_pass_as_each_member_alone(
     pack: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "EAGER", 2)
+    monkeypatch.setattr(evaluation, "EAGER_PASSES", 2)
     members = [replace(one, metrics={"accuracy": argosy.accuracy, "spread": spread}) for one in PACKS[pack]]
     single, lives = on(device, members), on(device, members)
     history: dict[str, Any] = {}
@@ -549,7 +549,7 @@ def drifting(output: Tensor, target: Tensor) -> Tensor:
 
 
 def test_an_evaluation_that_draws_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "EAGER", 2)
+    monkeypatch.setattr(evaluation, "EAGER_PASSES", 2)
     members = [member(f"m{n}", model=Sampling, optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2)]
     single, lives = on("cpu:0", members), on("cpu:0", members)
     history: dict[str, Any] = {}
@@ -564,9 +564,9 @@ def test_an_evaluation_that_draws_is_computed_plainly(monkeypatch: pytest.Monkey
 def test_an_evaluation_whose_replay_gives_other_results_or_holds_much_is_computed_plainly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(evaluation, "EAGER", 2)
+    monkeypatch.setattr(evaluation, "EAGER_PASSES", 2)
     for loss, least, replayed in ((None, 2**28, True), (drifting, 2**28, False), (None, 64, False)):
-        monkeypatch.setattr(evaluation, "LARGEST", least)
+        monkeypatch.setattr(evaluation, "MAX_HELD_BYTES", least)
         fused = Fused.of(on("cpu:0", [member(f"m{n}", loss=loss) for n in (1, 2)]))
         program = Graphed.of(fused)
         train(program, 2)
@@ -701,16 +701,16 @@ def test_a_first_replay_is_compared_in_little_memory() -> None:
     before, replayed, wrong = torch.zeros(3, 2_000_000), torch.ones(3, 2_000_000), torch.ones(3, 2_000_000)
     wrong[2, -1] = 1000.0
     with late.Counted(None) as counted:
-        assert not have_diverged(torch.ones(1).expand(3, 2_000_000), replayed, before, ALIKE)
+        assert not have_diverged(torch.ones(1).expand(3, 2_000_000), replayed, before, MAX_DISTANCE)
         assert 0 < counted.peak < replayed.nbytes / 3
-        assert have_diverged(replayed, wrong, before, ALIKE)
+        assert have_diverged(replayed, wrong, before, MAX_DISTANCE)
 
 
 def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:
     found = []
     for room in (1100, 1200):
         fusion_group = FusionGroup(kinds=("plain", "graphed"), needs={ALONE: 250 * 2**20})
-        fusion_group.foresee(4, room * 2**20)
+        fusion_group.estimate_fit(4, room * 2**20)
         found.append(fusion_group.refused)
     assert found == [{"graphed": "captured, steps of 4 members would keep 1000.0 MiB; 1.1 GiB are free"}, {}]
 

@@ -99,29 +99,29 @@ def test_where_memory_ends_it_is_divided() -> None:
 def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     """A tenth of the memory left stays free, and a program needs its gradients twice."""
     fusion_group = FusionGroup(weight_bytes=20)
-    fusion_group.foresee(12, 1000)
+    fusion_group.estimate_fit(12, 1000)
     assert fusion_group.next(12) == ALONE
     fusion_group.needs[ALONE] = 80
-    fusion_group.foresee(12, 1000)
+    fusion_group.estimate_fit(12, 1000)
     assert choose(12, {1: 1.0, 6: 0.3}, fusion_group)[1] == [1, 6, 6]
     assert fusion_group.reason == "12 members in a program would take 1.2 KiB for a step; 1.0 KiB are free"
     # The smaller program took less per member; this changes nothing until the group chooses again.
     fusion_group.needs[ProgramCandidate(6)] = 50
     fusion_group.settled_for = 0
-    fusion_group.foresee(12, 1000)
+    fusion_group.estimate_fit(12, 1000)
     assert fusion_group.next(12).size == 6
     fusion_group.settled_for = 12
-    fusion_group.foresee(13, 1000)
+    fusion_group.estimate_fit(13, 1000)
     assert fusion_group.next(13).size == 13
     assert not fusion_group.reason
     fusion_group.settled_for = 13
-    fusion_group.foresee(14, 100)
+    fusion_group.estimate_fit(14, 100)
     assert fusion_group.next(14) == ALONE
 
 
 def test_where_nobody_counts_memory_nothing_is_foreseen() -> None:
     fusion_group = FusionGroup(needs={ALONE: 80})
-    fusion_group.foresee(12, None)
+    fusion_group.estimate_fit(12, None)
     assert choose(12, {1: 1.0, 12: 0.3}, fusion_group)[1] == [1, 12, 12]
 
 

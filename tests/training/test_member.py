@@ -38,7 +38,7 @@ from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
 from argosy.training.member import live as live_file
-from argosy.training.member.copied import LARGE
+from argosy.training.member.copied import DATA_BYTES
 from argosy.training.member.live import Best, LiveMember, build_member
 from argosy.training.programs.solo import Solo
 
@@ -714,7 +714,7 @@ def test_a_buffer_that_a_validation_moves_is_that_of_its_beginning_behind_a_file
 def test_a_large_buffer_is_not_copied_for_each_validation() -> None:
     def build() -> nn.Module:
         network = Threshold()
-        network.register_buffer("table", torch.zeros(LARGE))
+        network.register_buffer("table", torch.zeros(DATA_BYTES))
         return network
 
     solo = start(studies.member(model=build))

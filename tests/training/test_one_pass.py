@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
 from argosy.training.optim.kernels import Kernel
-from argosy.training.optim.one_pass import step_in_one_pass, takes_one_pass
+from argosy.training.optim.one_pass import can_step_in_one_pass, step_in_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs import solo
@@ -83,7 +83,7 @@ def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
     own, passed = (factory(model.parameters()) for model in models)
     cycles = bool(own.defaults.get("momentum") or own.defaults.get("betas"))
     schedules = [OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=cycles) for optimizer in (own, passed)]
-    assert takes_one_pass(passed)
+    assert can_step_in_one_pass(passed)
     made = 0
     for number in range(STEPS):
         for model in models:
@@ -147,21 +147,21 @@ STRANGERS: dict[str, Factory] = {
 
 @pytest.mark.parametrize("factory", STRANGERS.values(), ids=STRANGERS)
 def test_other_optimizers_make_their_steps(factory: Factory) -> None:
-    assert not takes_one_pass(factory(network().parameters()))
+    assert not can_step_in_one_pass(factory(network().parameters()))
 
 
 def test_whoever_listens_to_all_optimizers_hears_them() -> None:
     optimizer, heard = SGD(network().parameters(), lr=0.1), register_optimizer_step_post_hook(lambda *_: None)
     try:
-        assert not takes_one_pass(optimizer)
+        assert not can_step_in_one_pass(optimizer)
     finally:
         heard.remove()
-    assert takes_one_pass(optimizer)
+    assert can_step_in_one_pass(optimizer)
 
 
 def test_weights_of_other_types_are_their_optimizers() -> None:
-    assert not takes_one_pass(Adam(network(torch.bfloat16).parameters()))
-    assert not takes_one_pass(Adam([*network(torch.float32).parameters(), *network().parameters()]))
+    assert not can_step_in_one_pass(Adam(network(torch.bfloat16).parameters()))
+    assert not can_step_in_one_pass(Adam([*network(torch.float32).parameters(), *network().parameters()]))
 
 
 def transposed(model: nn.Module) -> None:

@@ -20,12 +20,12 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from argosy.study import Member
 from argosy.training.device import own_kernels
-from argosy.training.device.kernel_forms import Drawn
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.kernel_forms import MaskDraw
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.optim import flat_kernel
 from argosy.training.programs.fused.device_draws import DeviceDraws
-from argosy.training.programs.fused.draws import drops_out
+from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed import evaluation
@@ -77,7 +77,7 @@ def alone(members: Sequence[Member], device: str, epochs: int) -> tuple[dict[str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("begun", [False, True], ids=["from the beginning", "from the middle"])
 def test_unlike_members_are_captured_as_one(device: str, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "EAGER", 2)
+    monkeypatch.setattr(evaluation, "EAGER_PASSES", 2)
     members = unlike(0.0 if device == "cpu:0" else 0.3)
     states, history = alone(members, device, 4)
     lives = [live(one, device) for one in members]
@@ -152,12 +152,12 @@ def test_unlike_members_with_steps_of_their_own_are_not_captured(more: Any) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_masks_are_those_of_torch(size: int, dtype: torch.dtype) -> None:
     device = torch.device("cuda", 0)
-    kernels = kernels_of(device)
+    kernels = find_kernels(device)
     assert kernels is not None
     state = torch.tensor([2**40 + 17, 4 * 12345])
     rates = (0.1, 0.0, 0.75)
     found = torch.empty(3, size, dtype=dtype, device=device)
-    drawn = [(Drawn(0, row * size, size, 1 - rate), 8 * row) for row, rate in enumerate(rates)]
+    drawn = [(MaskDraw(0, row * size, size, 1 - rate), 8 * row) for row, rate in enumerate(rates)]
     kernels.masks(found, drawn, state.to(device).unsqueeze(0), {})
     for row, rate in enumerate(rates):
         own = state + torch.tensor([0, 8 * row])
@@ -203,8 +203,8 @@ def test_draws_follow_the_members_states() -> None:
     def step(size: int = 4) -> list[list[float]]:
         draws.place()
         draws.begin()
-        draws.masks([Drawn(0, 0, size, 0.5), Drawn(1, 4, size, 1.0)], into[:8])
-        draws.masks([Drawn(0, 0, size, 0.5)], into[8:])
+        draws.masks([MaskDraw(0, 0, size, 0.5), MaskDraw(1, 4, size, 1.0)], into[:8])
+        draws.masks([MaskDraw(0, 0, size, 0.5)], into[8:])
         return [into[start : start + size].tolist() for start in (0, 4, 8)]
 
     def wanted(offset: int, size: int = 4) -> list[list[float]]:
@@ -238,7 +238,7 @@ def test_a_rate_of_one_draws_nothing() -> None:
     draws = DeviceDraws(states, stand_in.Plain(), torch.device("cpu"))  # type: ignore[arg-type]
     draws.place()
     draws.begin()
-    draws.masks([Drawn(0, 0, 4, 0.0)], into)
+    draws.masks([MaskDraw(0, 0, 4, 0.0)], into)
     draws.advance()
     assert into.tolist() == [0.0] * 4
     assert states[0].device_state.view(torch.int64).tolist() == [3, 8]
@@ -288,9 +288,9 @@ def test_momentum_that_a_schedule_switches_on_is_not_replayed() -> None:
 
 
 def test_a_device_that_draws_otherwise_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels_of(torch.device("cpu")) is None
+    assert find_kernels(torch.device("cpu")) is None
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert kernels_of(torch.device("cuda", 0)) is None
+    assert find_kernels(torch.device("cuda", 0)) is None
 
 
 @pytest.mark.parametrize("why", ["Failed to find C compiler.", "CUDA error: out of memory"])
@@ -312,7 +312,7 @@ def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(own_kernels, "_BUILT", {})
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert kernels_of(device) is kernels_of(device) is None
+        assert find_kernels(device) is find_kernels(device) is None
     if "memory" in why:
         assert (len(asked), len(told)) == (2, 0)
     else:
@@ -325,7 +325,7 @@ def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.Mon
 def test_networks_that_drop_out_ask_for_kernels() -> None:
     """Other networks need no kernels, and should not wait for them to be built."""
     found = [
-        drops_out(made) for made in (packs.mlp(0.2), packs.mlp(0.0), packs.Transformer(dropout=0.1), packs.ResNet())
+        has_dropout(made) for made in (packs.mlp(0.2), packs.mlp(0.0), packs.Transformer(dropout=0.1), packs.ResNet())
     ]
     assert found == [True, False, True, False]
 

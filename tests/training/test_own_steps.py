@@ -120,12 +120,12 @@ def test_a_step_that_moves_the_weights_trains_as_a_plain_loop_beside_others_and_
 
 
 def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Path) -> None:
-    from argosy.training.choice.split_check import why_whole
+    from argosy.training.choice.split_check import why_not_split
     from argosy.training.programs.fused.fingerprint import obstacle
 
     live = alive(gan())
     assert obstacle(live) == "its own step updates the weights"
-    assert "moves the weights" in why_whole(live, (torch.from_numpy(REAL[:8]),), 8)
+    assert "moves the weights" in why_not_split(live, (torch.from_numpy(REAL[:8]),), 8)
     beside = studies.member(step=classes, metrics={"accuracy": argosy.accuracy})
     assert obstacle(alive(beside)) == "its own step decides what is validated"
 

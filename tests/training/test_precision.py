@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from argosy.errors import StudyError
 from argosy.study import Member
 from argosy.training.member import checkpoint, precision
-from argosy.training.member.precision import LEAST, LossScale
+from argosy.training.member.precision import MIN_SCALE, LossScale
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
@@ -77,7 +77,7 @@ def poison() -> Any:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let scales grow after four steps without overflow."""
-    monkeypatch.setattr(precision, "INTERVAL", 4)
+    monkeypatch.setattr(precision, "GROWTH_INTERVAL", 4)
 
 
 @pytest.mark.parametrize("gain", [1.0, 300.0])
@@ -164,7 +164,7 @@ def test_overflow_at_the_smallest_scale_ends_that_member_only() -> None:
     lives = [packs.live(one) for one in poisoned()]
     for one in (lives[0], lives[1]):
         assert one.loss_scale is not None
-        one.loss_scale.value = LEAST
+        one.loss_scale.value = MIN_SCALE
     with pytest.raises(MemberFaults) as raised:
         packs.train(Fused.of(lives), 1, data=poison())
     assert list(raised.value.errors) == ["m0"]
@@ -173,8 +173,8 @@ def test_overflow_at_the_smallest_scale_ends_that_member_only() -> None:
 
 
 def test_a_scale_grows_up_to_the_largest_number() -> None:
-    scale = LossScale("m", value=2.0**126, steps=precision.INTERVAL - 1)
+    scale = LossScale("m", value=2.0**126, steps=precision.GROWTH_INTERVAL - 1)
     for _ in range(3):
         scale.follow(overflowed=False)
-        scale.steps = precision.INTERVAL - 1
+        scale.steps = precision.GROWTH_INTERVAL - 1
     assert scale.value == 2.0**127

@@ -183,7 +183,7 @@ def test_members_of_a_run_have_equal_bits_with_and_without(
     found = run(KINDS[kind], tmp_path / "with", launcher="inline", where="late:0,1")
     assert sum(size <= ORDER for size in sent) >= 8
     sent.clear()
-    monkeypatch.setattr(resident, "SHARE", ROOM)
+    monkeypatch.setattr(resident, "MEMORY_DIVISOR", ROOM)
     assert run(KINDS[kind], tmp_path / "without", launcher="inline", where="late:0,1") == found
     assert min(sent) > ORDER
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from argosy.training.choice.split_check import why_whole
+from argosy.training.choice.split_check import why_not_split
 
 
 def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest: Any) -> str:
@@ -21,7 +21,7 @@ def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest
     (x, y), _ = packs.samples(dtype)
     live = packs.live(one)
     before = packs.state(live)
-    found = why_whole(live, (x[:16], y[:16]), 16)
+    found = why_not_split(live, (x[:16], y[:16]), 16)
     assert packs.difference(before, packs.state(live)) == 0.0
     return found
 

@@ -16,7 +16,7 @@ from argosy.training.member.precision import LossScale, LossScales
 from argosy.training.programs.fused.compiled import Pass
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.static_inputs import StaticInputs
-from argosy.training.programs.shard.flat import Flat
+from argosy.training.programs.shard.flat import FlatGradient
 from argosy.training.programs.solo import Solo
 
 elsewhere = away.elsewhere
@@ -43,7 +43,7 @@ def test_row_numbers_are_copied_once_for_each_selection_and_block(subsets: list[
 
 def test_a_split_step_begins_without_waiting(elsewhere: str) -> None:
     weight = torch.zeros(3, device="meta", requires_grad=True)
-    flat = Flat([weight], weight.device, rank=1, size=2)
+    flat = FlatGradient([weight], weight.device, rank=1, size=2)
     with unwaiting():
         (weight * 2).sum().backward()
         flat.fill(weight.detach(), Digest(4, 2**63, 5))

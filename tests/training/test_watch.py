@@ -149,7 +149,7 @@ def test_copies_on_a_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", ["across blocks", "of a subset", "of a member with private copies"])
 def test_memory_of_its_own(own: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member may write into a batch that was gathered or copied for it, whether the write is noticed or not."""
-    monkeypatch.setattr(watch, "SHARE", share)
+    monkeypatch.setattr(watch, "WATCHING_SHARE", share)
     rest: dict[str, Any] = {"of a subset": {"subset": [*range(0, 160, 2)]}, "across blocks": {"batch_size": 160}}.get(
         own, {}
     )
@@ -218,7 +218,7 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
     found = blocks(np.arange(1000), 1)
     assert not any(map(steps, found))
     assert copied[:3] == [1, 8, 12]
-    assert watched.seconds <= watch.SHARE * watched.stepping_seconds
+    assert watched.seconds <= watch.WATCHING_SHARE * watched.stepping_seconds
     assert len(copied) == pytest.approx(1000 / 4, abs=2)
     wrote, last = True, copied[-1]
     assert any(map(steps, found[:5]))

@@ -20,7 +20,7 @@ from argosy.running.control.rehearsal import Rehearsal, RehearsalResult
 from argosy.running.control.run import Run
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
-from argosy.stream.imported import check_imported
+from argosy.stream.imported import check_imports
 from argosy.study import Member, Study
 
 __all__ = ["Additions"]
@@ -84,7 +84,7 @@ class Additions:
                     "all members of the study are already in the run or being added. Give the new members in "
                     "`study` other names."
                 )
-            check_imported(members, rehearsed.imported)
+            check_imports(members, rehearsed.imported)
             check_batches(members, run.lengths)
             self._check_alike(members)
             self.admit(file, members)

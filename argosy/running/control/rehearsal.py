@@ -24,7 +24,7 @@ from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.blobs import pickle_members
 from argosy.running.launch.forkserver import PYTHON
 from argosy.stream.death import die_with_parent, name_process
-from argosy.stream.imported import Imported, imported_by
+from argosy.stream.imported import ImportDigests, digest_imports
 from argosy.stream.sources import identities_of_arrays
 
 __all__ = ["Rehearsal", "RehearsalResult", "main"]
@@ -45,7 +45,7 @@ class RehearsalResult:
     """Why its members cannot be added; empty if they can."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Files of modules that it imports from its own folder, by module name."""
-    imported: Imported = field(default_factory=dict)
+    imported: ImportDigests = field(default_factory=dict)
     """What its members use from the user's modules."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Identities of splits that are given as arrays."""
@@ -133,7 +133,7 @@ def _read(copy: StudyCopy) -> RehearsalResult:
         sys.path.remove(str(copy.folder))
     return RehearsalResult(
         modules=_imported_from(copy.folder),
-        imported=imported_by(study.members),
+        imported=digest_imports(study.members),
         fingerprints=identities_of_arrays(study.data),
     )
 

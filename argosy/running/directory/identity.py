@@ -21,7 +21,7 @@ from argosy.running.directory.study_json import (
     summarize,
     write_json,
 )
-from argosy.stream.code_digest import Code, ValueDigest
+from argosy.stream.code_digest import CodeReader, ValueDigest
 from argosy.study import FACTORIES, Member, Study
 from argosy.training.device.process_state import ProcessState
 
@@ -57,7 +57,7 @@ class Identity:
         """Members that have trained. Others may change in any way."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
         """Members that failed; their code may have been fixed."""
-        self._code = Code()
+        self._code = CodeReader()
         self._readings: dict[str, dict[str, ValueDigest]] = {}
         """By member, "" for the study. Read once, because running code may change the objects that it refers to."""
 
@@ -153,9 +153,9 @@ class Identity:
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
         """Return `summarize` with the digests of all code."""
         here = summarize(study, **known)
-        here["process"] = self.state.deciding
+        here["process"] = self.state.decisive_settings
         of_data = {"on_device": study.data.on_device, "then": study.data.then}
-        here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", of_data)}
+        here["code"] = {"version": CodeReader.VERSION, "parts": {}, **self._read("", of_data)}
         for member in study.members:
             here["members"][member.name]["code"] = self._read(member.name, functions_of(member))
         readings = (self._readings[owner].values() for owner in ("", *study.names))
@@ -222,7 +222,7 @@ class Identity:
     def _changed_code(self, field: str, before: str, now: ValueDigest) -> Iterator[str]:
         assert self.found is not None
         found = self.found["code"]
-        if before != now.digest and found["version"] == Code.VERSION:
+        if before != now.digest and found["version"] == CodeReader.VERSION:
             changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
             what = ", ".join(list(changed)[:MOST_NAMED]) or "its content"
             yield f"{field}: {what} changed since the run began"

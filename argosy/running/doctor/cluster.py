@@ -201,7 +201,7 @@ def _gather(listener: Listener, size: int) -> list[tuple[NodeInfo, Peer]]:
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
         listener.wait(min(left, TICK_SECONDS))
-        for _, peer in listener.enter():
+        for _, peer in listener.accept():
             with contextlib.suppress(EOFError, WorkerError):
                 for here in peer.wait(ANSWER_SECONDS):
                     joined[here.rank] = here, peer

@@ -296,7 +296,7 @@ class Agent:
             heartbeat = workers.heartbeat(name)
             assert heartbeat is not None
             opaque = any(sign.busy and sign.opaque for sign in heartbeat.read())
-            signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
+            signs[name] = heartbeat.snapshot(), workers.cpu_seconds(name) if opaque else 0.0
         self.peer.send(Heartbeats(signs))
         self._send_logs()
 

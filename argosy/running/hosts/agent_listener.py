@@ -62,7 +62,7 @@ class AgentListener:
 
     def enter(self) -> list[tuple[Joined, Peer]]:
         """Return the agents that have called, each with its first message, waiting a moment for those that delay it."""
-        return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_message(name, peer)]
+        return [(joined, peer) for name, peer in self._listener.accept() for joined in self._first_message(name, peer)]
 
     def close(self) -> None:
         """Accept no more callers, and hang up on the agents that were not handed over."""

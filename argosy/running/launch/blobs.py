@@ -28,7 +28,7 @@ from argosy.errors.traces import known_sources
 from argosy.protocol.trainer import Enlist
 from argosy.readings import is_own_module
 from argosy.running.launch.launcher import Job
-from argosy.stream.imported import imported_by
+from argosy.stream.imported import digest_imports
 from argosy.stream.mapped import MappedFile
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
@@ -148,7 +148,7 @@ def make_enlist(members: tuple[Member, ...]) -> Enlist:
         definitions=pickle_members(members),
         path=tuple(sys.path),
         sources=known_sources(),
-        imported=imported_by(members),
+        imported=digest_imports(members),
     )
 
 
@@ -160,9 +160,9 @@ def make_blobs(job: Job) -> dict[str, int]:
         sent = replace(study.data, on_device=None)
         data, files = write_data_blob(sent)
         undone.callback(os.close, data)
-        feeder = write_blob((*told, files, imported_by([sent])), "the input of a feeder")
+        feeder = write_blob((*told, files, digest_imports([sent])), "the input of a feeder")
         undone.callback(os.close, feeder)
-        trainer = write_blob((study.terms, job.settings, imported_by([study.data.on_device])), "Data.on_device")
+        trainer = write_blob((study.terms, job.settings, digest_imports([study.data.on_device])), "Data.on_device")
         undone.callback(os.close, trainer)
         state = write_blob(job.process_state, "a warnings filter")
         undone.pop_all()

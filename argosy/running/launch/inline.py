@@ -19,10 +19,10 @@ from argosy.running.launch.limits import feeder_cache_bytes
 from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Place
-from argosy.stream.course import Course
+from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.mapped import check_files, files_of
+from argosy.stream.mapped import check_files, files_of_data
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
 from argosy.stream.sources import DatasetSource, Filled, make_opened, open_kept_rows, open_sources
@@ -157,7 +157,7 @@ class _InlineFeeder:
         self.name = name
         self.gauge = StreamGauge()
         self.marks = ShardMarks()
-        self.course = Course({}, per_epoch=job.study.validations_per_epoch, block_size=1)
+        self.course = FeedSchedule({}, per_epoch=job.study.validations_per_epoch, block_size=1)
 
     def obey(self, command: Any) -> list[Any]:
         """Carry out a command of the driver; returns the answers."""
@@ -192,13 +192,13 @@ class _InlineFeeder:
             yield Skipped(split=place.split, epoch=place.epoch, index=index, error=error)
         for reader, assignment in self.course.assignments.items():
             trainers[reader].take(block, assignment)
-        fed = self.course.announced(place, filled.prepared)
+        fed = self.course.note_announced(place, filled.prepared)
         if fed is not None:
             yield fed
 
     def _open(self, command: Open) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
-        given = files_of(study.data)
+        given = files_of_data(study.data)
         self.sources = open_sources(
             study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes), shards=command.shards
         )
@@ -207,7 +207,7 @@ class _InlineFeeder:
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths, shards=self.sources["train"].facts.shards)
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
-        self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
+        self.course = FeedSchedule(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
         return make_opened(self.sources, block_size=block_size, seconds=time.monotonic() - began)
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:

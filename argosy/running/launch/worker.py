@@ -22,7 +22,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.imported import Imported, check_imported
+from argosy.stream.imported import ImportDigests, check_imports
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, poll
 from argosy.study import Data
@@ -91,9 +91,9 @@ def _unpack(descriptor: int) -> Any:
         raise RuntimeError(f"EOFError: {error}") from error
 
 
-def _unpack_data(descriptor: int, imported: Imported) -> Data:
+def _unpack_data(descriptor: int, imported: ImportDigests) -> Data:
     data: Data = _unpack(descriptor)
-    check_imported([data], imported)
+    check_imports([data], imported)
     return data
 
 
@@ -120,7 +120,7 @@ def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given:
     """Run as a trainer."""
     terms, settings, imported = given
     name = arguments["name"]
-    check_imported([terms.on_device], imported)
+    check_imports([terms.on_device], imported)
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     with heartbeat.busy("opening its device", opaque=True):

@@ -25,15 +25,15 @@ from argosy.disk.scratch import is_abandoned, is_locked
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
 from argosy.stream.kept.rows import ROWS, Rows, read_marks
-from argosy.stream.kept.witnesses import Witnesses, fresh_record, why_stale
+from argosy.stream.kept.witnesses import Witnesses, make_notes, why_stale
 
-__all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "header_of"]
+__all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "make_header"]
 
 VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
-MOST = 200
+MAX_ENTRIES = 200
 """Most keys. Opening data that were never kept reads the headers of all of them."""
-SHARE = 5
+DISK_DIVISOR = 5
 """By default all rows together may take this part (a fifth) of the free disk space."""
 
 
@@ -129,7 +129,7 @@ class RowCache:
             change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):
                 change = why_stale(entry.folder / NOTES, key.roots)
-            if not change and (found := self._placed(entry, key)) is not None:
+            if not change and (found := self._usable_entry(entry, key)) is not None:
                 os.utime(found.folder / HEADER)
                 self._used.add(found.folder.name)
                 return found
@@ -140,7 +140,7 @@ class RowCache:
             return f"changed since it was last prepared: {key.difference(entries[0].header.parts)}"
         return "never prepared here before"
 
-    def _placed(self, entry: Entry, key: Key) -> Entry | None:
+    def _usable_entry(self, entry: Entry, key: Key) -> Entry | None:
         """Return the rows if they may be used for this key, moved to its place if necessary; None if they may not be extended from there.
 
         Complete rows may be used from any place. Incomplete rows belong to one place, because files that are still to be read may differ elsewhere.
@@ -165,7 +165,7 @@ class RowCache:
         """Create a folder for rows, or return the one that another process has just created; None if that one differs. Raises OSError, RunError."""
         with self.new() as new:
             Rows.create(new, layout, header.count)
-            Witnesses(new / NOTES, key.roots).write(fresh_record(key.files, key.roots))
+            Witnesses(new / NOTES, key.roots).write(make_notes(key.files, key.roots))
             folder = self.place(new, key, header)
         made = _header(folder)
         return folder if made is not None and made.fits(layout) and made.count == header.count else None
@@ -207,10 +207,10 @@ class RowCache:
         self._sweep()
         taken = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(self.folder).free
-        most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
+        most = self.most_bytes if self.most_bytes is not None else (free + taken) // DISK_DIVISOR
         wanted = min(bytes_wanted, most)
         for number, entry in enumerate(entries if wanted else (), start=1):
-            surplus = len(entries) - number >= MOST
+            surplus = len(entries) - number >= MAX_ENTRIES
             spared = entry.folder.name in self._used or is_locked(entry.folder / ROWS)
             if (surplus or taken + wanted > most) and not spared:
                 self.discard(entry.folder)
@@ -231,7 +231,7 @@ class RowCache:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def header_of(key: Key, facts: Any, count: int) -> Header:
+def make_header(key: Key, facts: Any, count: int) -> Header:
     """Return the header for rows to be kept, from what `probe` found."""
     dtypes, shapes = _shape(facts.layout)
     return Header(

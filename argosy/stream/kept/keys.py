@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from argosy.readings import is_installed
-from argosy.stream.code_digest import Code, Content, Global, UnreadableContent, attributes_of
+from argosy.stream.code_digest import CodeReader, Content, Global, UnreadableContent, attributes_of
 from argosy.stream.kept.witnesses import Roots
 from argosy.stream.padding import unwrap_padding
 
-__all__ = ["Key", "key_of"]
+__all__ = ["Key", "make_key"]
 
 ALWAYS = ("numpy", "torch")
 """Packages that affect every sample."""
@@ -79,7 +79,7 @@ class Key:
     def note_use(self, dataset: Any) -> None:
         """Note what the first samples changed, so that if the Dataset is opened again in this process, it counts with its earlier values."""
         dataset = unwrap_padding(dataset)
-        now, _ = _parts(dataset, Code(self.whole))
+        now, _ = _parts(dataset, CodeReader(self.whole))
         changed = {name: self.parts.get(name) for name, digest in now.items() if self.parts.get(name) != digest}
         USED.note(dataset, changed, self.whole)
 
@@ -126,27 +126,27 @@ def _held(part: Any) -> Any:
 USED = _ChangedParts()
 
 
-def key_of(dataset: Any) -> Key:
+def make_key(dataset: Any) -> Key:
     """Return the key of an opened Dataset. Raises Opaque if it holds an object whose content cannot be read.
 
     For padded samples, it is the key of the Dataset as it was given, with the lengths to which they are padded.
     """
     if unwrap_padding(dataset) is not dataset:
-        key = key_of(unwrap_padding(dataset))
+        key = make_key(unwrap_padding(dataset))
         return replace(key, parts={**key.parts, "Data.ragged": repr(dataset.ragged)})
     whole = Content()
-    parts, opaque = _parts(dataset, Code(whole))
+    parts, opaque = _parts(dataset, CodeReader(whole))
     roots = tuple(_roots(whole.paths))
     if roots:
         whole = replace(whole, roots=roots)
-        parts, opaque = _parts(dataset, Code(whole))
+        parts, opaque = _parts(dataset, CodeReader(whole))
     before = USED.before(dataset, whole)
     for name, error in opaque.items():
         if name not in before:
             raise error
     parts = {name: digest for name, digest in {**parts, **before}.items() if digest is not None}
     parts |= {f"the version of {package}": version for package, version in sorted(_versions(whole.packages))}
-    parts["the version of Python and torch"] = Code.VERSION
+    parts["the version of Python and torch"] = CodeReader.VERSION
     parts["torch's default dtype"] = str(torch.get_default_dtype())
     parts["the kernels for this processor"] = torch.backends.cpu.get_cpu_capability()
     return Key(
@@ -163,7 +163,7 @@ def _subject(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _parts(dataset: Any, code: Code) -> tuple[dict[str, str], dict[str, UnreadableContent]]:
+def _parts(dataset: Any, code: CodeReader) -> tuple[dict[str, str], dict[str, UnreadableContent]]:
     """Return the digests of a Dataset's class, of what it refers to, and of its attributes; and for parts without a digest, the reason."""
     values = attributes_of(dataset)
     named = {f"its {name}": value for name, value in values.items()}

@@ -14,20 +14,20 @@ import numpy as np
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
 from argosy.stream.code_digest import UnreadableContent
-from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
-from argosy.stream.kept.keys import Key, key_of
+from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
+from argosy.stream.kept.keys import Key, make_key
 from argosy.stream.kept.rows import Rows, read_marks
 from argosy.stream.kept.witnesses import Witnesses
-from argosy.stream.mapped import files_in
+from argosy.stream.mapped import files_of_split
 from argosy.stream.probing import Facts, dataset_length, probe
 from argosy.stream.samples import USER_ERRORS, SamplePreparer
 from argosy.stream.trees import unflatten
 
 __all__ = ["Prover"]
 
-PROVED = 3
+SAMPLES_VERIFIED = 3
 """Number of samples that are prepared again at each opening."""
-DRAWN = (
+NOT_KEPT = (
     "drawn again in each epoch, so nothing is kept. Move the random part to Data(then=...); the rest is then "
     "prepared only once"
 )
@@ -45,7 +45,7 @@ class Prover:
 
     def facts(self, preparing: SamplePreparer) -> Facts:
         """Return the facts of a split."""
-        return self.finished(preparing, self._of_dataset(preparing))
+        return self.facts_after_then(preparing, self._dataset_facts(preparing))
 
     def note_use(self, datasets: Iterable[Any]) -> None:
         """Note what the first samples changed in Datasets that this process may open again."""
@@ -54,7 +54,7 @@ class Prover:
             if isinstance(key, Key):
                 key.note_use(dataset)
 
-    def finished(self, preparing: SamplePreparer, facts: Facts) -> Facts:
+    def facts_after_then(self, preparing: SamplePreparer, facts: Facts) -> Facts:
         """Return the facts of a split after `Data.then`, if there is one, from the facts of the Dataset's own samples."""
         if preparing.then is None:
             return facts
@@ -63,30 +63,30 @@ class Prover:
             finished, gathers=facts.gathers, location=facts.location, base=facts.layout, keeping=facts.keeping
         )
 
-    def _of_dataset(self, preparing: SamplePreparer) -> Facts:
+    def _dataset_facts(self, preparing: SamplePreparer) -> Facts:
         if self.cache is None:
-            return self._probed(preparing)
+            return self._probe(preparing)
         key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
         self.keys[id(preparing.dataset)] = key
         if isinstance(key, UnreadableContent):
-            facts = self._probed(preparing)
+            facts = self._probe(preparing)
             if not facts.constant:
-                return _drawn(facts)
+                return _as_drawn(facts)
             return _in_memory(facts, str(id(preparing.dataset)), f"it contains {key}")
         try:
-            return self._kept(preparing, self.cache, key)
+            return self._kept_facts(preparing, self.cache, key)
         except (OSError, RunError) as error:
-            return _in_memory(self._probed(preparing), key.name, str(error))
+            return _in_memory(self._probe(preparing), key.name, str(error))
 
-    def _kept(self, preparing: SamplePreparer, cache: RowCache, key: Key) -> Facts:
+    def _kept_facts(self, preparing: SamplePreparer, cache: RowCache, key: Key) -> Facts:
         found = cache.look_up(key, dataset_length(preparing))
-        why = self._proved(preparing, cache, key, found) if isinstance(found, Entry) else found
+        why = self._verify_kept(preparing, cache, key, found) if isinstance(found, Entry) else found
         if isinstance(why, Facts):
             return why
-        facts = self._probed(preparing)
+        facts = self._probe(preparing)
         if not facts.constant:
-            return _drawn(facts)
-        begun = _begun(found, facts) or self._created(cache, key, facts)
+            return _as_drawn(facts)
+        begun = _empty_rows(found, facts) or self._create_rows(cache, key, facts)
         if begun is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
@@ -94,20 +94,22 @@ class Prover:
         location = Location(name=folder.name, folder=str(folder), count=count, roots=key.place)
         return replace(facts, location=location, keeping=f"prepared once and kept from now on ({why})")
 
-    def _created(self, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
+    def _create_rows(self, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
         """Return a folder for the rows, and the number of rows for which it has room; None if there is no room."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
         count = cache.room(facts.length * sample_bytes) // sample_bytes
-        folder = cache.create(key, header_of(key, facts, count), facts.layout) if count else None
+        folder = cache.create(key, make_header(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
-    def _proved(self, preparing: SamplePreparer, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
+    def _verify_kept(self, preparing: SamplePreparer, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
         """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
         folder, header = entry.folder, entry.header
         there = read_marks(folder)[: header.count]
         if not len(there.nonzero()[0]):
             return "nothing is kept of it yet"
-        indices = random.SystemRandom().sample(there.nonzero()[0].tolist(), min(PROVED, int(np.count_nonzero(there))))
+        indices = random.SystemRandom().sample(
+            there.nonzero()[0].tolist(), min(SAMPLES_VERIFIED, int(np.count_nonzero(there)))
+        )
         rows: Rows | None = None
         layout: Layout | None = None
         for index in indices:
@@ -135,17 +137,17 @@ class Prover:
             fingerprint=header.fingerprint,
             gathers=header.gathers,
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
-            files=files_in(preparing.dataset),
+            files=files_of_split(preparing.dataset),
             constant=True,
             location=Location(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 
-    def _probed(self, preparing: SamplePreparer) -> Facts:
+    def _probe(self, preparing: SamplePreparer) -> Facts:
         return probe(preparing, skip_errors=self.skip_errors)
 
 
-def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
+def _empty_rows(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
     """Return a folder of rows that has none yet, for example one created for another split of the same Dataset."""
     if isinstance(found, str) or not found.folder.exists() or not found.header.fits(facts.layout):
         return None
@@ -154,7 +156,7 @@ def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
 
 def _key(dataset: Any) -> Key | UnreadableContent:
     try:
-        return key_of(dataset)
+        return make_key(dataset)
     except UnreadableContent as error:
         return error
 
@@ -164,5 +166,5 @@ def _in_memory(facts: Facts, name: str, why: str) -> Facts:
     return replace(facts, location=location, keeping=f"prepared once and kept in memory, for this run only: {why}")
 
 
-def _drawn(facts: Facts) -> Facts:
-    return replace(facts, keeping=DRAWN)
+def _as_drawn(facts: Facts) -> Facts:
+    return replace(facts, keeping=NOT_KEPT)

@@ -16,18 +16,18 @@ from typing import NamedTuple, TypeVar
 import cloudpickle
 
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.death import forked
+from argosy.stream.death import fork_process
 from argosy.stream.heartbeat import Heartbeat
 
-__all__ = ["Found", "Grown", "Read", "by_readers"]
+__all__ = ["Found", "GrowthCallback", "Read", "read_in_parallel"]
 
-Grown = Callable[[int, int, int], None]
+GrowthCallback = Callable[[int, int, int], None]
 """Called with a shard, the number of its samples that were read, and their size in bytes."""
 Found = TypeVar("Found")
-Read = Callable[[int, Heartbeat, Grown], Found]
+Read = Callable[[int, Heartbeat, GrowthCallback], Found]
 """Reads a shard to its end and returns a result."""
 
-TOLD_BYTES = 2**20
+PROGRESS_BYTES = 2**20
 """A reader reports its progress after each so many bytes."""
 POLL_SECONDS = 1.0
 
@@ -41,14 +41,14 @@ class _Reader(NamedTuple):
     heartbeat: Heartbeat
 
 
-def by_readers(
-    read: Read[Found], shards: int, readers: int, heartbeat: Heartbeat, grown: Grown, doing: str
+def read_in_parallel(
+    read: Read[Found], shards: int, readers: int, heartbeat: Heartbeat, grown: GrowthCallback, doing: str
 ) -> list[Found]:
     """Return what `read` returns for each shard, read by up to `readers` processes. Raises what any of them raises."""
     if min(readers, shards) < 2:
         return [read(shard, heartbeat, grown) for shard in range(shards)]
     found: dict[int, Found] = {}
-    with _started(read, shards, min(readers, shards), heartbeat, doing) as processes:
+    with _started_readers(read, shards, min(readers, shards), heartbeat, doing) as processes:
         while len(found) < shards:
             heartbeat.beat(len(found))  # each reader has a heartbeat of its own
             for connection in wait(list(processes), POLL_SECONDS):
@@ -76,7 +76,7 @@ def by_readers(
 
 
 @contextmanager
-def _started(
+def _started_readers(
     read: Read[Found], shards: int, count: int, heartbeat: Heartbeat, doing: str
 ) -> Iterator[dict[Connection, _Reader]]:
     processes: dict[Connection, _Reader] = {}
@@ -84,7 +84,7 @@ def _started(
         for number in range(count):
             own, its = heartbeat.slot(number + 1), range(number, shards, count)
             ours, theirs = Pipe(duplex=False)
-            pid = forked("reader", partial(_work, own, theirs, read, its, doing))
+            pid = fork_process("reader", partial(_run_reader, own, theirs, read, its, doing))
             theirs.close()
             processes[ours] = _Reader(pid, set(its), own)
         yield processes
@@ -100,12 +100,12 @@ def _end(reader: _Reader) -> None:
     reader.heartbeat.rest()
 
 
-def _work(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str) -> int:
+def _run_reader(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str) -> int:
     told = 0
 
     def grown(shard: int, samples: int, size: int) -> None:
         nonlocal told
-        if size >= told + TOLD_BYTES:
+        if size >= told + PROGRESS_BYTES:
             told = size
             connection.send((shard, samples, size))
 

@@ -35,10 +35,10 @@ ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
 def read_marks(folder: Path) -> npt.NDArray[np.bool_]:
     """Return which rows of a folder are complete, as far as this kernel knows. Raises OSError."""
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8)
-    return marks > 0 if (folder / BOOT).read_text() == _kernel() else marks == DURABLE
+    return marks > 0 if (folder / BOOT).read_text() == _boot_id() else marks == DURABLE
 
 
-def _kernel() -> str:
+def _boot_id() -> str:
     """Return an identifier of this boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -77,7 +77,7 @@ class Rows:
             rows.truncate(_bytes(layout, count))
         # Written, not only extended: if the disk were full, writing to a mapped page would raise a signal.
         (folder / MARKS).write_bytes(bytes(max(count, 1)))
-        (folder / BOOT).write_text(_kernel())
+        (folder / BOOT).write_text(_boot_id())
 
     @classmethod
     def assemble(cls, folder: Path, layout: Layout, count: int, parts: Sequence[Sequence[Path]]) -> None:
@@ -101,7 +101,7 @@ class Rows:
         """
         rows = os.open(folder / ROWS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            if (folder / BOOT).read_text() != _kernel():
+            if (folder / BOOT).read_text() != _boot_id():
                 fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _drop_undurable_marks(folder)
             fcntl.flock(rows, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -137,7 +137,7 @@ class Rows:
             return
         for leaf, offset in zip(leaves, self._offsets, strict=True):
             data = host_bytes(leaf)
-            _write_whole(self._descriptor, data, offset + index * len(data))
+            _write_all(self._descriptor, data, offset + index * len(data))
         self.marks[index] = WRITTEN
 
     def use_random_access(self) -> None:
@@ -148,7 +148,7 @@ class Rows:
         self._mapped.madvise(mmap.MADV_RANDOM)
         self.from_disk = True
 
-    def fetch(self, indices: Indices) -> None:
+    def prefetch(self, indices: Indices) -> None:
         """Let the kernel begin to read these samples, if they come from disk."""
         for column, offset in zip(self._columns, self._offsets, strict=True) if self.from_disk else ():
             size = column.stride(0) * column.element_size()
@@ -162,7 +162,7 @@ class Rows:
     def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
         """Copy the kept ones of these samples to rows low, low+1, … of a block. Returns which ones were copied."""
         here = self.has(indices)
-        self.fetch(indices[here])
+        self.prefetch(indices[here])
         if here.all():
             wanted = torch.from_numpy(indices)
             for target, column in zip(block.leaves, self._columns, strict=True):
@@ -189,14 +189,14 @@ def _drop_undurable_marks(folder: Path) -> None:
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8).copy()
     marks[marks != DURABLE] = 0
     (folder / MARKS).write_bytes(marks.tobytes())
-    (folder / BOOT).write_text(_kernel())
+    (folder / BOOT).write_text(_boot_id())
 
 
 def _bytes(layout: Layout, count: int) -> int:
     return max(layout.block_bytes(count), 1)
 
 
-def _write_whole(descriptor: int, data: memoryview, offset: int) -> None:
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

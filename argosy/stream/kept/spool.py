@@ -23,13 +23,13 @@ from argosy.errors import StudyError, WorkerError
 from argosy.stream.blocks import Layout, UnfitSample, host_bytes, same_bits, sample_leaves
 from argosy.stream.code_digest import UnreadableContent
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
-from argosy.stream.kept.keys import Key, key_of
-from argosy.stream.kept.proof import PROVED
-from argosy.stream.kept.readers import Found, Grown, Read, by_readers
+from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
+from argosy.stream.kept.keys import Key, make_key
+from argosy.stream.kept.proof import SAMPLES_VERIFIED
+from argosy.stream.kept.readers import Found, GrowthCallback, Read, read_in_parallel
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
-from argosy.stream.order import OPENING, sample_seed
+from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.own_generators import own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
@@ -39,7 +39,7 @@ from argosy.stream.trees import unflatten
 
 __all__ = ["SpooledDataset", "Spool"]
 
-FEW_BYTES = 2**26
+FIRST_ROOM_BYTES = 2**26
 """Room requested at first."""
 
 
@@ -82,12 +82,12 @@ class Spool:
 
     def _facts(self, cache: RowCache) -> Facts:
         try:
-            key = key_of(self.stream)
+            key = make_key(self.stream)
             found = cache.look_up(key)
         except UnreadableContent as error:
             key, found = Key.of_one_run(self.stream), f"for this run only, because it contains {error}"
         if isinstance(found, Entry):
-            known = self._proved(cache, found, key)
+            known = self._verify_kept(cache, found, key)
             if known is not None:
                 return known
             found = "its first samples have changed"
@@ -98,7 +98,7 @@ class Spool:
         return type(unwrap_padding(self.stream)).__name__
 
     def _seed(self, epoch: int = 0) -> None:
-        seed_everything(sample_seed(self.seed, self.split, epoch, OPENING))
+        seed_everything(sample_seed(self.seed, self.split, epoch, OPENING_INDEX))
 
     def _samples_of(self, shard: int, heartbeat: Heartbeat, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
         """Yield leaves and structure of each sample of a shard."""
@@ -120,7 +120,7 @@ class Spool:
     def _place(self, shard: int, row: int) -> str:
         return str(row) if shard_count(self.stream) is None else f"{row} of shard {shard}"
 
-    def counted(self) -> tuple[int, ...]:
+    def count_shards(self) -> tuple[int, ...]:
         """Return the lengths of the shards. If neither a journal nor the stream gives them, read the stream to its end."""
         told = tuple(getattr(unwrap_padding(self.stream), "shard_lengths", None) or ())
         self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
@@ -128,20 +128,20 @@ class Spool:
             raise self._empty()
         return self.lengths
 
-    def _count(self, shard: int, heartbeat: Heartbeat, grown: Grown) -> int:
+    def _count(self, shard: int, heartbeat: Heartbeat, grown: GrowthCallback) -> int:
         return sum(1 for _ in self._samples_of(shard, heartbeat))
 
-    def _by_readers(self, read: Read[Found], grown: Grown) -> list[Found]:
+    def _by_readers(self, read: Read[Found], grown: GrowthCallback) -> list[Found]:
         doing = f"reading sample {{number}} of {self.split}"
-        return by_readers(read, shard_count(self.stream) or 1, self.readers, self.heartbeat, grown, doing)
+        return read_in_parallel(read, shard_count(self.stream) or 1, self.readers, self.heartbeat, grown, doing)
 
-    def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
+    def _verify_kept(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
         """Return the facts of kept rows if the first samples of the stream are still the same; else delete the rows."""
         header = entry.header
         layout: Layout | None = None
         rows: Rows | None = None
         of_shards = (self._samples_of(shard, self.heartbeat) for shard in range(shard_count(self.stream) or 1))
-        first = itertools.islice(itertools.chain.from_iterable(of_shards), PROVED)
+        first = itertools.islice(itertools.chain.from_iterable(of_shards), SAMPLES_VERIFIED)
         for number, (leaves, tree) in enumerate(first):
             layout = layout or Layout.of(unflatten(leaves, tree))
             if rows is None and header.fits(layout):
@@ -152,7 +152,7 @@ class Spool:
         if layout is None:
             cache.discard(entry.folder)
             return None
-        return _known(layout, header.length, header.fingerprint, entry.folder, key, "read by an earlier run")
+        return _kept_facts(layout, header.length, header.fingerprint, entry.folder, key, "read by an earlier run")
 
     def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
         """Read the whole stream into rows."""
@@ -169,12 +169,12 @@ class Spool:
                 self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
-            facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
-            placed = cache.place(folder, key, header_of(key, facts, count))
-            return _known(layout, count, fingerprint, placed, key, facts.keeping)
+            facts = _kept_facts(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
+            placed = cache.place(folder, key, make_header(key, facts, count))
+            return _kept_facts(layout, count, fingerprint, placed, key, facts.keeping)
 
     def _read_shard(
-        self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
+        self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: GrowthCallback
     ) -> "_Part":
         """Write the samples of one shard to files, one for each leaf."""
         own = own_generator_states(unwrap_padding(self.stream))
@@ -191,7 +191,7 @@ class Spool:
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(host_bytes(leaf))
                 part.samples, part.last = row + 1, leaves
-        if (self._drew() or own_generator_states(unwrap_padding(self.stream)) != own) and not self._equal(
+        if (self._has_drawn() or own_generator_states(unwrap_padding(self.stream)) != own) and not self._equal(
             part, heartbeat
         ):
             raise StudyError(
@@ -201,7 +201,7 @@ class Spool:
         witnesses.add()
         return part
 
-    def _budget(self, cache: RowCache) -> Grown:
+    def _budget(self, cache: RowCache) -> GrowthCallback:
         """Return a callback that requests more room whenever the samples read exceed it."""
         sizes: dict[int, tuple[int, int]] = {}
         room = 0
@@ -211,7 +211,7 @@ class Spool:
             sizes[shard] = samples, size
             wanted = sum(size for _, size in sizes.values())
             if wanted > room:
-                room = cache.room(2 * wanted + FEW_BYTES)
+                room = cache.room(2 * wanted + FIRST_ROOM_BYTES)
             if wanted > room:
                 number = sum(samples for samples, _ in sizes.values()) - 1
                 raise StudyError(
@@ -228,7 +228,7 @@ class Spool:
         except UnfitSample as error:
             raise sample_error(error, self.split, place) from error
 
-    def _drew(self) -> bool:
+    def _has_drawn(self) -> bool:
         """Return whether the pass that has just ended drew random numbers."""
         states = generator_states()
         self._seed()
@@ -273,7 +273,7 @@ def _rows(location: Location, layout: Layout) -> Rows:
     return rows
 
 
-def _known(layout: Layout, count: int, fingerprint: str, folder: Path, key: Key, keeping: str) -> Facts:
+def _kept_facts(layout: Layout, count: int, fingerprint: str, folder: Path, key: Key, keeping: str) -> Facts:
     location = Location(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
     return Facts(
         length=count, layout=layout, fingerprint=fingerprint, constant=True, location=location, keeping=keeping

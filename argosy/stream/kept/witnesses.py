@@ -22,13 +22,13 @@ from urllib.parse import unquote, urlsplit
 from argosy.disk.files import open_append_descriptor
 from argosy.readings import is_installed
 
-__all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "why_stale"]
+__all__ = ["RECORDER", "Roots", "Witnesses", "make_notes", "why_stale"]
 
-FEW = 16
+MAX_NAMED_FILES = 16
 """If a Dataset names at most so many files, all are hashed when its samples are first kept; else only those that samples open."""
-YOUNG_SECONDS = 2.0
+UNRELIABLE_SECONDS = 2.0
 """Age below which a file's times are unreliable, because its next change may get the same ones. It is read again at the next opening."""
-LARGEST = 2**28
+MAX_HASHED_BYTES = 2**28
 """Bytes up to which the content of a file is hashed. A larger file is compared by size, times and inode."""
 SOURCES = frozenset({".py", ".pyc", ".so", ".ipynb"})
 """Files of code, which the key covers."""
@@ -56,7 +56,7 @@ class Note(NamedTuple):
     """Digest of a file's content, if it was read."""
 
     @classmethod
-    def parsed(cls, line: str) -> "Note":
+    def parse(cls, line: str) -> "Note":
         """Parse a note from its line. Raises ValueError or TypeError if that is not possible."""
         return cls(*json.loads(line))
 
@@ -169,7 +169,7 @@ class Witnesses:
         new = RECORDER.notes[self._noted :]
         self._noted += len(new)
         self.write(
-            _of_variable(name) if kind == "variable" else _of_path(name, self.roots)
+            _variable_note(name) if kind == "variable" else _path_note(name, self.roots)
             for kind, name in new
             if kind == "variable" or _may_decide(name)
         )
@@ -182,9 +182,9 @@ class Witnesses:
                 file.write(text.encode(errors="surrogateescape"))
 
 
-def fresh_record(paths: Collection[str], roots: Roots) -> list[Note | None]:
+def make_notes(paths: Collection[str], roots: Roots) -> list[Note | None]:
     """Return notes for the files that a Dataset names or maps."""
-    return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _may_decide(path)]
+    return [_path_note(path, roots, read=len(paths) <= MAX_NAMED_FILES) for path in paths if _may_decide(path)]
 
 
 def why_stale(path: Path, roots: Roots) -> str:
@@ -193,17 +193,17 @@ def why_stale(path: Path, roots: Roots) -> str:
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(errors="surrogateescape").splitlines():
             try:
-                note = Note.parsed(line)
+                note = Note.parse(line)
             except (ValueError, TypeError):
                 return "the list of the files that were read is damaged"
             key = note.kind, note.root, note.name
             before = notes.get(key, note)
-            if not _same(before, note):
+            if not _has_same_content(before, note):
                 return f"{note.name} changed while samples were prepared"
             notes[key] = note if note.content is not None else before
     moved = []
     for note in notes.values():
-        now = _now(note, roots)
+        now = _current_note(note, roots)
         if now is None or (now.content == ABSENT != note.content):
             return f"{roots.path(note.root, note.name)} is gone"
         if now.state != note.state or now.state == []:
@@ -214,13 +214,13 @@ def why_stale(path: Path, roots: Roots) -> str:
     return ""
 
 
-def _now(note: Note, roots: Roots) -> Note | None:
+def _current_note(note: Note, roots: Roots) -> Note | None:
     """Return the note as it would be written now. The file is read only if its size, times or inode differ."""
     if note.kind == "variable":
-        return _of_variable(note.name)
+        return _variable_note(note.name)
     path = roots.path(note.root, note.name)
-    now = _of_path(path, roots, read=False)
-    return now if now is None or now.state == note.state or note.content is None else _of_path(path, roots)
+    now = _path_note(path, roots, read=False)
+    return now if now is None or now.state == note.state or note.content is None else _path_note(path, roots)
 
 
 def _changed(note: Note, roots: Roots) -> str:
@@ -229,7 +229,7 @@ def _changed(note: Note, roots: Roots) -> str:
     return f"{roots.path(note.root, note.name)} has changed"
 
 
-def _same(before: Note, note: Note) -> bool:
+def _has_same_content(before: Note, note: Note) -> bool:
     """Return whether two notes record the same content."""
     if before.content is None or note.content is None:
         return before.state == note.state or [] in (before.state, note.state)
@@ -250,12 +250,12 @@ def _installed_folder(folder: str) -> bool:
     return is_installed(Path(folder))
 
 
-def _of_variable(name: str) -> Note:
+def _variable_note(name: str) -> Note:
     value = (os.environ.get(name) or "").encode(errors="surrogateescape")
     return Note("variable", -1, name, _digest(value), None)
 
 
-def _of_path(path: str, roots: Roots, *, read: bool = True) -> Note | None:
+def _path_note(path: str, roots: Roots, *, read: bool = True) -> Note | None:
     """Return a note for a path; None if it is neither a file nor a folder."""
     place = roots.within(path)
     path = roots.path(*place)
@@ -268,8 +268,8 @@ def _of_path(path: str, roots: Roots, *, read: bool = True) -> Note | None:
             return None
         if path.endswith(LOG) and found.st_size == 0:
             return Note("file", *place, None, ABSENT)
-        read = read and found.st_size <= LARGEST
-        young = read and time.time() - found.st_ctime < YOUNG_SECONDS
+        read = read and found.st_size <= MAX_HASHED_BYTES
+        young = read and time.time() - found.st_ctime < UNRELIABLE_SECONDS
         state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
         return Note("file", *place, [] if young else state, _read(path) if read else None)
     except (FileNotFoundError, NotADirectoryError):

@@ -16,17 +16,17 @@ from argosy.training.programs.fused.fingerprint import Fingerprint, obstacle
 from argosy.training.programs.fused.grouped import grouping_key
 from argosy.training.programs.fused.waves import layer_sort_key
 
-__all__ = ["Admission", "Admitted", "admit"]
+__all__ = ["Admission", "PassedChecks", "admit"]
 
-TRIED = 4
+CHECKED_MEMBERS = 4
 """Members of a pack that are checked. A few suffice because all share one forward pass, and copies take memory."""
-FEW = 4
+FEW_ALIKE = 4
 """Fewer members of one architecture than this join a program of unlike members."""
 Alike = Mapping[Fingerprint, Sequence[LiveMember]]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class PassedChecks:
     """Passed checks: the batches that a program makes as one with the bits of each member alone; None if equal up to rounding."""
 
     fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Admission:
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: Admitted | None = None,
+    admitted: PassedChecks | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
@@ -65,12 +65,12 @@ def admit(
     checked too, and unlike members are not. Without `pairs`, two members with single-pass optimizers are not checked. `before` maps
     members that were in such a program to whether it was one of unlike members; they stay in a program of that sort.
     """
-    admitted = Admitted() if admitted is None else admitted
+    admitted = PassedChecks() if admitted is None else admitted
     alike, reasons = _by_fingerprint(lives)
     packs, unlike = (dict[tuple[str, ...], BatchLengths | None]() for _ in range(2))
     failed: dict[tuple[str, ...], str] = {}
     for several in () if single else _unlike(alike, before or {}):
-        names, tried = _names(several), _grouped(several, block, admitted.grouped)
+        names, tried = _names(several), _check_grouped(several, block, admitted.grouped)
         if tried.reason is None:
             unlike[names] = tried.lengths
         else:
@@ -79,13 +79,13 @@ def admit(
     for fingerprint, pack in alike.items():
         names = _names(pack)
         if len(pack) == 1:
-            reasons[names[0]] = _lonely(fingerprint, alike)
+            reasons[names[0]] = _why_alone(fingerprint, alike)
             if not single:
                 continue
         elif not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack):
             reasons |= dict.fromkeys(names, "other pairs of members were no faster as one program on this device")
             continue
-        tried = _fused(fingerprint, pack, block, admitted.fused)
+        tried = _check_fused(fingerprint, pack, block, admitted.fused)
         if tried.reason is None:
             packs[names] = tried.lengths
             continue
@@ -122,7 +122,7 @@ def _without(names: set[str], alike: Alike) -> Alike:
     return {each: pack for each, pack in left.items() if pack}
 
 
-def _lonely(fingerprint: Fingerprint, alike: Alike) -> str:
+def _why_alone(fingerprint: Fingerprint, alike: Alike) -> str:
     """Return why no other member has this fingerprint."""
     for other, lives in alike.items():
         if other != fingerprint:
@@ -136,7 +136,7 @@ def _lonely(fingerprint: Fingerprint, alike: Alike) -> str:
 # ---- like members
 
 
-def _fused(
+def _check_fused(
     fingerprint: Fingerprint,
     lives: Sequence[LiveMember],
     block: Block,
@@ -145,7 +145,7 @@ def _fused(
     """Check some of these members of one fingerprint, unless it is in `admitted`; a passed check is added there."""
     if fingerprint in admitted:
         return CheckOutcome(reason=None, lengths=admitted[fingerprint])
-    attempt = check_together(lives[:TRIED], block, alike=True, apart=have_own_batches(lives))
+    attempt = check_together(lives[:CHECKED_MEMBERS], block, alike=True, apart=have_own_batches(lives))
     if attempt.reason is None:
         admitted[fingerprint] = attempt.lengths
     return attempt
@@ -159,7 +159,7 @@ def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
     found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
         fresh = [live for live in pack if live.member.name not in before]
-        few = len(fresh) < FEW and all(before.get(live.member.name, True) for live in pack)
+        few = len(fresh) < FEW_ALIKE and all(before.get(live.member.name, True) for live in pack)
         for live in pack:
             if before.get(live.member.name, few) and (key := grouping_key(live)) is not None:
                 found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
@@ -170,7 +170,7 @@ def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
             yield lives
 
 
-def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> CheckOutcome:
+def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> CheckOutcome:
     """Check enough of these unlike members to cover each layer that is not in `admitted`; layers that pass are added there."""
     layers = {live.member.name: [(grouping_key(live), layer) for layer in layer_sort_key(live.model)] for live in lives}
     fresh, known = list[LiveMember](), set(admitted)
@@ -185,10 +185,12 @@ def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, Batc
         for live in fresh:
             for layer in layers[live.member.name]:
                 admitted.setdefault(layer, attempt.lengths)
-    return CheckOutcome(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
+    return CheckOutcome(
+        reason=None, lengths=_common_lengths(admitted[layer] for own in layers.values() for layer in own)
+    )
 
 
-def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
+def _common_lengths(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
     """Return the batch lengths that all have in common; None if one of them is None."""
     lengths = list(found)
     some = [one for one in lengths if one is not None]

@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from argosy.stream.batches import InOrder
+from argosy.stream.batches import InOrderCutter
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
 from argosy.stream.padding import make_batch
 from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
-from argosy.training.member.precision import dtype_of
+from argosy.training.member.precision import autocast_dtype
 
-__all__ = ["ShownBatch", "restart_cutters", "doubled", "fill_block", "trial_of", "hide_step_warning"]
+__all__ = ["ShownBatch", "restart_cutters", "widen_floats", "fill_block", "copy_for_trial", "hide_step_warning"]
 
 
 @contextlib.contextmanager
@@ -28,13 +28,13 @@ def hide_step_warning() -> Iterator[None]:
         yield
 
 
-def trial_of(live: LiveMember, *, double: bool = False, nudged: bool = False) -> LiveMember:
+def copy_for_trial(live: LiveMember, *, double: bool = False, nudged: bool = False) -> LiveMember:
     """Return a copy of a member; with `double` in float64, with `nudged` with its weights moved by an ulp."""
     copied = live.trial()
     if double:
         _make_double(copied)
     if nudged:
-        nudge(copied.model.parameters(), dtype_of(copied.member))
+        nudge(copied.model.parameters(), autocast_dtype(copied.member))
     return copied
 
 
@@ -48,7 +48,7 @@ def _make_double(live: LiveMember) -> None:
                 state[name] = value.double()
 
 
-def doubled(leaf: torch.Tensor) -> torch.Tensor:
+def widen_floats(leaf: torch.Tensor) -> torch.Tensor:
     """Return floating-point tensors in float64, others unchanged."""
     return leaf.double() if leaf.is_floating_point() else leaf
 
@@ -60,7 +60,7 @@ def restart_cutters(copies: Sequence[LiveMember], block: Block, length: int, *, 
         seen = np.roll(order, -number)[:-1].tolist() if apart else None
         selection = Selection.of(seen, len(order))
         copy.cutter, copy.val_cutter = (
-            InOrder(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
+            InOrderCutter(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
         )
         copy.begin_validation()
 
@@ -70,7 +70,7 @@ def fill_block(block: Block, rows: int, *, double: bool = False, different: int 
     sound = np.resize(block.sound.nonzero()[0][:different], rows)
     index = torch.from_numpy(sound)
     leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
-    leaves = tuple(map(doubled, leaves)) if double else leaves
+    leaves = tuple(map(widen_floats, leaves)) if double else leaves
     place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
     return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)
 
@@ -85,6 +85,6 @@ class ShownBatch:
         self.rows = rows
 
     @property
-    def written(self) -> bool:
+    def was_written(self) -> bool:
         """Whether the batch was written into, also by writes that torch does not count: through `.data` or NumPy."""
         return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)

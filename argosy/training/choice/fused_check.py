@@ -16,10 +16,10 @@ from torch import Tensor
 from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
-from argosy.stream.padding import form_of
-from argosy.training.choice.copies import fill_block, restart_cutters, trial_of
+from argosy.stream.padding import batch_form
+from argosy.training.choice.copies import copy_for_trial, fill_block, restart_cutters
 from argosy.training.device.devices import is_out_of_memory
-from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
+from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, rounding_share
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.fused import Fused
@@ -56,9 +56,9 @@ def check_together(
 ) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
-    exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
+    exact, double = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None, True
     while True:
-        attempt = _attempt(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
+        attempt = _compare_steps(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
         if attempt.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
         elif attempt.reason is None or not (exact or double):
@@ -96,7 +96,7 @@ class CheckOutcome:
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
 
 
-def _attempt(
+def _compare_steps(
     lives: Sequence[LiveMember],
     block: Block,
     *,
@@ -141,7 +141,7 @@ def _attempt(
             by_copy = {id(trial.live): trial for trial in _run_together(fused, given[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
-                share = _rounding(lives, mine, fill_block(block, length + own), length, apart=own)
+                share = _tolerance(lives, mine, fill_block(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         except UnfitProgram as unfit:
             return CheckOutcome(reason=str(unfit))
@@ -161,7 +161,7 @@ def _attempt(
 
 
 def _copies(lives: Sequence[LiveMember], *, double: bool = False, nudged: bool = False) -> list[LiveMember]:
-    return [trial_of(live, double=double, nudged=nudged) for live in lives]
+    return [copy_for_trial(live, double=double, nudged=nudged) for live in lives]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,23 +222,25 @@ def _run_together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list
 # ---- differences
 
 
-def _rounding(
+def _tolerance(
     lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
 ) -> float:
     """Return the relative tolerance for `mine`, from the results of copies whose weights are an ulp away."""
     copies = _copies(lives, nudged=True)
     restart_cutters(copies, block, length, apart=apart)
     moved = [_run_alone(Solo(copied), block, train=True) for copied in copies]
-    pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))
-    return rounding(pairs, block.leaves)
+    pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _result_pairs(one, other))
+    return rounding_share(pairs, block.leaves)
 
 
-def _derived(one: FusedTrial, other: FusedTrial) -> Iterator[Compared]:
+def _result_pairs(one: FusedTrial, other: FusedTrial) -> Iterator[ComparedPair]:
     """Yield the gradients and buffers of two copies, which have the same names, as pairs to compare."""
-    size = size_of(*one.gradients.values())
-    yield from (Compared(f"the gradient of {n!r}", g, other.gradients[n], size) for n, g in one.gradients.items())
+    size = largest_value(*one.gradients.values())
+    yield from (ComparedPair(f"the gradient of {n!r}", g, other.gradients[n], size) for n, g in one.gradients.items())
     found = dict(other.live.model.named_buffers())
-    yield from (Compared(f"the buffer {n!r}", b, found[n], size_of(b)) for n, b in one.live.model.named_buffers())
+    yield from (
+        ComparedPair(f"the buffer {n!r}", b, found[n], largest_value(b)) for n, b in one.live.model.named_buffers()
+    )
 
 
 def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
@@ -265,6 +267,8 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
-    what = difference([*_derived(alone, fused), *(Compared(*value, size_of(value[1])) for value in values)], share)
+    what = difference(
+        [*_result_pairs(alone, fused), *(ComparedPair(*value, largest_value(value[1])) for value in values)], share
+    )
     if what is not None:
         yield f"as one program, {what} differs from that of the member alone"

@@ -27,7 +27,7 @@ from argosy.training.member.live import BatchLengths
 
 __all__ = ["ALONE", "ROUND_SECONDS", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divide_evenly"]
 
-GAIN = 0.03
+MIN_GAIN = 0.03
 """Share of the cost that a candidate must save over simpler ones, so that it is never slower than one member after another."""
 HEADROOM = 0.1
 """Share of the available memory that programs must leave free."""
@@ -35,12 +35,12 @@ STEPS = 8
 """Steps in a round, unless they take longer than `ROUND_SECONDS`."""
 ROUND_SECONDS = 0.25
 """Time after which a round makes no further step: with large networks it has one or two, so that measuring takes little of a short run."""
-MOST_ROUNDS = 5
-APART = 2.0
+MAX_ROUNDS = 5
+TRY_ONCE_FACTOR = 2.0
 """A candidate that costs this many times the cheapest is tried only once: other load on the core does not explain that much."""
-AGREE = 0.05
+CONFIRMING_SHARE = 0.05
 """Share by which another try may exceed the lowest and still confirm it."""
-MOST_TRIES = 4
+MAX_TRIES = 4
 """Tries of each candidate, at different times."""
 SECONDS = 0.25
 """Measured time of rounds of training steps, without the first, after which a cost is known."""
@@ -114,13 +114,13 @@ class FusionGroup:
                 self.needs[self.now] = max(need, self.needs.get(self.now, 0))
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
-        if timed and (self._seconds > self.try_seconds or len(timed) == MOST_ROUNDS):
+        if timed and (self._seconds > self.try_seconds or len(timed) == MAX_ROUNDS):
             tries = self.tries.setdefault(self.now, [])
             tries.append(statistics.median(timed))
             self.costs[self.now] = min(tries)
             self.forget_rounds()
 
-    def foresee(self, count: int, room: int | None) -> None:
+    def estimate_fit(self, count: int, room: int | None) -> None:
         """Estimate, before a candidate is chosen, how many members of a program fit into `room`, the bytes that are free between steps.
 
         The estimate holds until the next choice, so that rounds of a smaller size do not enlarge it.
@@ -162,7 +162,7 @@ class FusionGroup:
         self._rounds.clear()
         self._seconds = 0.0
 
-    def undecided(self, count: int) -> bool:
+    def is_undecided(self, count: int) -> bool:
         """Return whether some candidate still has to be measured for `count` members."""
         return self._chosen(count) is None and bool(self._to_try(self._largest(count)))
 
@@ -182,7 +182,7 @@ class FusionGroup:
         if len(simplest_first) == 1:
             return simplest_first[0]
         least = min(map(self.cost, simplest_first))
-        return next(candidate for candidate in simplest_first if (1 - GAIN) * self.cost(candidate) <= least)
+        return next(candidate for candidate in simplest_first if (1 - MIN_GAIN) * self.cost(candidate) <= least)
 
     def cost(self, candidate: ProgramCandidate) -> float:
         """Return the seconds per member and sample in programs of about that size; infinite if unknown."""
@@ -233,7 +233,7 @@ class FusionGroup:
         present_first = sorted(candidates, key=lambda candidate: candidate != present)
         if len(known) < len(candidates):
             return [candidate for candidate in present_first if candidate not in known]
-        within = APART * min(self.costs[near] for near in known.values())
+        within = TRY_ONCE_FACTOR * min(self.costs[near] for near in known.values())
         rivals = [candidate for candidate in candidates if self.costs[known[candidate]] < within]
         if len(rivals) == 1:
             return ()
@@ -243,7 +243,7 @@ class FusionGroup:
     def _confirmed(self, known: ProgramCandidate) -> bool:
         """Return whether the candidate's cost needs no further try."""
         least, *others = sorted(self.tries[known])
-        return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)
+        return len(others) + 1 == MAX_TRIES or any(cost <= (1 + CONFIRMING_SHARE) * least for cost in others)
 
     def _largest(self, count: int) -> int:
         """Return the largest program size when `count` members are divided evenly among as few programs as possible."""

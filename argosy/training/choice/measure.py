@@ -19,14 +19,14 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import stores_items, uses_random_modules
+from argosy.stream.own_generators import uses_random_modules, writes_in_place
 from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
-from argosy.training.choice.split_check import NO_SHARE, why_whole
-from argosy.training.choice.unsaved import called_by, code_of, own_state, unsaved_state, unsaved_warnings
+from argosy.training.choice.split_check import NO_SHARE, why_not_split
+from argosy.training.choice.unsaved import called_functions, own_state, training_code, unsaved_state, unsaved_warnings
 from argosy.training.device.devices import is_out_of_memory
-from argosy.training.device.heap import large_outside
+from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.copied import CALLED
 from argosy.training.member.live import LiveMember
@@ -35,7 +35,7 @@ from argosy.training.programs.solo import Solo
 
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measure_steps", "state_bytes"]
 
-FEW = 8
+CHECK_SAMPLES = 8
 """Samples for the check of an own step that is not used for a validation of several batches."""
 STEPS = 5
 SECONDS = 0.030
@@ -78,7 +78,7 @@ def measure_steps(
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     before = trial.live.randomness.copy()
-    with large_outside():
+    with outside_heap():
         coupled = live.member.step is None and _try_loss(trial, block)
         wrote = bool(size) and _try_validation(trial, block, size)
         if live.member.step is not None:
@@ -86,37 +86,39 @@ def measure_steps(
     yield
     batch = ShownBatch(block, live.member.batch_size)
     saved = _SavedBytes()
-    with _norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
+    with _record_norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
     yield
     # A per-step schedule may have a fixed number of steps, and measured steps must not count.
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
-    activations = max(saved.peak, _spent(trial, batch) - gradients)
+    activations = max(saved.peak, _step_memory(trial, batch) - gradients)
     _check_apart(live, buffers)
     own = own_state(trial.live, schedule)
     once, unsaved = [where for where in own if built.get(where) != own[where]], unsaved_state(trial.live, own)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
     now = unsaved_state(trial.live, own_state(trial.live, schedule))
     moving = [where for where, value in now.items() if unsaved.get(where) != value]
-    with large_outside():
+    with outside_heap():
         tried = ShownBatch(block, live.member.batch_size)
-        whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
+        whole = why_not_split(live, tried.data, tried.rows) if groups > 1 else ""
     shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
     shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.step_schedule(1.0)
-    code = [*code_of(live), *hooks_of(live.model)]
+    code = [*training_code(live), *hooks_of(live.model)]
     drew = not trial.live.randomness.others_equal(before) or any(map(uses_random_modules, code))
     # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
-    writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
+    writes = (
+        wrote or batch.was_written or (drew and any(writes_in_place(getattr(live.member, name)) for name in CALLED))
+    )
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {
         COUPLED: coupled and samples > size,
         **dict.fromkeys(unsaved_warnings(moving, once, trial, live, block, size), True),
     }
-    for what, part in called_by(live.member).items():
+    for what, part in called_functions(live.member).items():
         unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
             p.requires_grad for p in part.parameters()
         )
@@ -158,7 +160,7 @@ def _try_validation(trial: Solo, block: Block, size: int) -> bool:
     # A metric may warn about training samples, for example all of one class, but not about those that are validated.
     with trial.active(), refusing_broadcasts(trial.live.member, tells=False):
         trial.try_validation(batch.data, batch.rows)
-    return batch.written
+    return batch.was_written
 
 
 def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: int) -> bool:
@@ -169,9 +171,13 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
     """
     member, copied, several = live.member, Solo(live.trial()), samples > size
     coupled: bool | None = False
-    with copied.active(), _uncompiled():
+    with copied.active(), _without_compiling():
         if member.optimizers is None:
-            rows = size if several and member.validate is None else min(FEW, -(-member.batch_size // member.accumulate))
+            rows = (
+                size
+                if several and member.validate is None
+                else min(CHECK_SAMPLES, -(-member.batch_size // member.accumulate))
+            )
             coupled = copied.try_own("step", ShownBatch(block, rows).data, rows)
         if member.validate is not None and several:
             coupled = copied.try_own("validate", ShownBatch(block, size).data, size)
@@ -182,7 +188,7 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
     return bool(coupled)
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+def _without_compiling() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which torch compiles nothing: each new batch size would add compiled code to the member's own functions."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
@@ -206,7 +212,7 @@ def _first_step(trial: Solo, live: LiveMember, batch: "ShownBatch", saved: "_Sav
     return again, _timed_step(again, batch)
 
 
-def _spent(trial: Solo, batch: "ShownBatch") -> int:
+def _step_memory(trial: Solo, batch: "ShownBatch") -> int:
     """Return the peak memory of a step in bytes, beyond the memory in use before it; 0 if the device does not count memory.
 
     Do not use it for the first step, which creates optimizer state and work space of libraries for the whole process.
@@ -228,7 +234,7 @@ def _step_seconds(trial: Solo, batch: "ShownBatch", warm_up: float, *, thorough:
     ring on the same cores at the start of a run, which only makes steps slower.
     """
     seconds: list[float] = []
-    while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):
+    while len(seconds) + 1 < PROFILE_BATCHES if thorough else _needs_step(warm_up, seconds):
         seconds.append(_timed_step(trial, batch))
         yield
     return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
@@ -244,7 +250,7 @@ def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> G
     return tuple(found)
 
 
-def _too_few(warm_up: float, seconds: list[float]) -> bool:
+def _needs_step(warm_up: float, seconds: list[float]) -> bool:
     """Return whether another step is due after the warm-up step and those in `seconds`."""
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
@@ -265,7 +271,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
+def _record_norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
     """Record, for each training pass of `samples` samples through BatchNorm inside, whether a sample has a single value per channel.
 
     A sample with several rows, such as a graph of nodes, has more than one.
@@ -317,7 +323,7 @@ def state_bytes(live: LiveMember) -> int:
     return _bytes(model) + _bytes(optimizer) + average + snapshots
 
 
-class _Held:
+class _SavedTensor:
     """A tensor that autograd keeps."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -340,17 +346,17 @@ class _SavedBytes:
         self._now = 0
         self._holders: Counter[int] = Counter()
         """Numbers of kept tensors, by address of their storage."""
-        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
+        self._held: weakref.WeakSet[_SavedTensor] = weakref.WeakSet()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
-    def _pack(self, tensor: torch.Tensor) -> _Held:
-        held = _Held(tensor)
+    def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
+        held = _SavedTensor(tensor)
         self._held.add(held)
         if tensor.layout is torch.strided:  # a sparse tensor has no storage
             self._count(tensor.untyped_storage(), held)
         return held
 
-    def _count(self, storage: torch.UntypedStorage, held: _Held) -> None:
+    def _count(self, storage: torch.UntypedStorage, held: _SavedTensor) -> None:
         address, size = storage.data_ptr(), storage.nbytes()
         if not self._holders[address]:
             self._now += size

@@ -18,28 +18,28 @@ from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
-__all__ = ["on_copies", "program_of", "rehearse"]
+__all__ = ["needs_copies", "make_program", "rehearse"]
 
-MOST_BYTES = 256 << 20
+MAX_COPIED_BYTES = 256 << 20
 """Largest memory of members that are copied; for larger ones, the first rounds of training are measured instead."""
 SECONDS = 0.05
 """Measured time after which a candidate's cost is known; short, because time spent on copies is lost to training."""
 
 
-def program_of(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program[Any]:
+def make_program(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program[Any]:
     """Return the uncaptured program of several members, or of one."""
     if len(lives) == 1:
         return Solo(lives[0])
     return Grouped.of(lives, lengths) if kind == "grouped" else Fused.of(lives, lengths=lengths)
 
 
-def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
+def needs_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
     """Return whether to measure on copies: for plain programs on the host that round differently from members alone."""
     return (
         group.lengths is None
         and tuple(group.kinds) == (ALONE.kind,)
         and lives[0].backend.device.type == "cpu"
-        and sum(map(state_bytes, lives)) <= MOST_BYTES
+        and sum(map(state_bytes, lives)) <= MAX_COPIED_BYTES
     )
 
 
@@ -62,14 +62,14 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
             return
         if not programs:
             copies = [live.trial() for live in lives]
-            programs = [program_of(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
+            programs = [make_program(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
         restart_cutters(copies, shown, length, apart=own)
         started = time.perf_counter()
-        samples = sum(_stepped(program, shown) for program in programs)
+        samples = sum(_run_round(program, shown) for program in programs)
         group.note(time.perf_counter() - started, samples)
 
 
-def _stepped(program: Program[Any], block: Block) -> int:
+def _run_round(program: Program[Any], block: Block) -> int:
     """Make the steps of one round on a block; returns their number of samples."""
     until = time.perf_counter() + ROUND_SECONDS
     with program.active():

@@ -18,19 +18,19 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.choice.copies import doubled, trial_of
-from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
+from argosy.training.choice.copies import copy_for_trial, widen_floats
+from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, rounding_share
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
 from argosy.training.programs.solo import Solo
 
-__all__ = ["NO_SHARE", "why_whole"]
+__all__ = ["NO_SHARE", "why_not_split"]
 
 NO_SHARE = "on a share of a batch, its step raises"
 """Prefix of the reason of a member that cannot step on a share of its batch at all."""
 
 
-def why_whole(live: LiveMember, data: Any, rows: int) -> str:
+def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
     """Return why a member must stay on one device; empty if it may be split. `data` is a private copy; the member stays unchanged."""
     if live.member.optimizers is not None:
         return "its own step moves the weights, so each share would use only its own gradients"
@@ -44,15 +44,15 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         return "its batch has one sample"
     reason = ""
     for double in (True, False):
-        given = map_leaves(doubled, data) if double else data
+        given = map_leaves(widen_floats, data) if double else data
         try:
-            whole = _tried(live, given, (0, rows), double=double)
-            moved = None if double else _tried(live, given, (0, rows), double=False, nudged=True)
+            whole = _run_backward(live, given, (0, rows), double=double)
+            moved = None if double else _run_backward(live, given, (0, rows), double=False, nudged=True)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
             reason = f"its step raises {reason_of(error)}"
             continue
         try:
-            shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
+            shared = _run_backward(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
             return f"{NO_SHARE} {reason_of(error)}"
         return next(_differences(live, whole, shared, moved, flatten(given)[0]), "")
@@ -60,7 +60,7 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
+class BackwardResult:
     """A copy of a member after a backward pass."""
 
     live: LiveMember
@@ -70,9 +70,11 @@ class Tried:
     """A buffer or attribute that the pass changed, or empty."""
 
 
-def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False) -> Tried:
+def _run_backward(
+    live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False
+) -> BackwardResult:
     """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
-    copied = trial_of(live, double=double, nudged=nudged)
+    copied = copy_for_trial(live, double=double, nudged=nudged)
     solo, before, buffers = Solo(copied), behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
@@ -85,11 +87,15 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
     other = (what for what, value in behaviour(copied).items() if before.get(what) != value)
     changed = next(itertools.chain(moved, other), "")
-    return Tried(live=copied, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
+    return BackwardResult(live=copied, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
 
 
 def _differences(
-    live: LiveMember, whole: Tried, shared: Tried, moved: Tried | None, samples: Sequence[Tensor]
+    live: LiveMember,
+    whole: BackwardResult,
+    shared: BackwardResult,
+    moved: BackwardResult | None,
+    samples: Sequence[Tensor],
 ) -> Iterator[str]:
     """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
     drawn, before = whole.live.randomness, live.randomness
@@ -106,21 +112,21 @@ def _differences(
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
         yield f"when split, different weights get a gradient: {names}"
         return
-    share = DOUBLE if moved is None else rounding(_derived(whole, moved), samples)
-    name = difference(_derived(whole, shared), share)
+    share = DOUBLE if moved is None else rounding_share(_gradient_pairs(whole, moved), samples)
+    name = difference(_gradient_pairs(whole, shared), share)
     if name is not None:
         yield (
             f"when split, the gradient of {name!r} differs from that of the whole batch: its loss is not a mean "
             "over samples"
         )
-    if difference([Compared("", whole.loss, shared.loss, size_of(whole.loss))], share) is not None:
+    if difference([ComparedPair("", whole.loss, shared.loss, largest_value(whole.loss))], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
 
 
-def _derived(one: Tried, other: Tried) -> Iterator[Compared]:
+def _gradient_pairs(one: BackwardResult, other: BackwardResult) -> Iterator[ComparedPair]:
     """Yield the gradients of two copies, which have the same names, as pairs to compare."""
-    size = size_of(*one.gradients.values())
-    return (Compared(name, gradient, other.gradients[name], size) for name, gradient in one.gradients.items())
+    size = largest_value(*one.gradients.values())
+    return (ComparedPair(name, gradient, other.gradients[name], size) for name, gradient in one.gradients.items())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -19,21 +19,21 @@ from argosy.stream.own_generators import own_generator_states, variables_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.choice.copies import ShownBatch
-from argosy.training.member.copied import CALLED, data_of, optimizers_of
+from argosy.training.member.copied import CALLED, optimizers_of, shared_data
 from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.member.own import load_optimizer_state
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "called_by", "code_of", "unsaved_state", "own_state", "unsaved_warnings"]
+__all__ = ["LOADED", "TOGETHER", "called_functions", "training_code", "unsaved_state", "own_state", "unsaved_warnings"]
 
-ASKED = itertools.count()
+INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""
-LARGE = 32 << 20
+MAX_BYTES = 32 << 20
 """Bytes above which an array counts as data and is not inspected."""
 NUMBERS = (bool, int, float)
-MOST = 2000
+MAX_VALUES = 2000
 """Most values inspected in one attribute."""
 MOVING = (
     "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a buffer "
@@ -58,8 +58,8 @@ DRAWING = (
 def unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `own_state`), variables around its functions, generators."""
     found: dict[str, Any] = {}
-    for one in code_of(live):
-        for key, marks in _marked(variables_of(one)):
+    for one in training_code(live):
+        for key, marks in _variable_tokens(variables_of(one)):
             # Several modules may have a variable of this name.
             found.setdefault(AROUND.format(repr(key)), []).append(marks)
     for hook in hooks_of(live.model):
@@ -68,9 +68,9 @@ def unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
                 found.setdefault(AROUND.format(repr(key)), []).append(value)
     saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
-        bound = data_of(getattr(live.member, name))
+        bound = shared_data(getattr(live.member, name))
         found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
-    for what, part in {"network": live.model, **called_by(live.member)}.items():
+    for what, part in {"network": live.model, **called_functions(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = own_generator_states(part)
     return {**found, **own}
 
@@ -82,7 +82,7 @@ def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     schedules = getattr(schedule, "by_name", {}).values()  # such as the stand-in for a LightningModule's trainer
     kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
     saved = {id(one) for one in kept}
-    for what, part in {"network": live.model, **called_by(live.member)}.items():
+    for what, part in {"network": live.model, **called_functions(live.member)}.items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and (
                 type(module).get_extra_state is not nn.Module.get_extra_state  # it saves its own state
@@ -102,12 +102,12 @@ def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     return found
 
 
-def code_of(live: LiveMember) -> list[Any]:
+def training_code(live: LiveMember) -> list[Any]:
     """Return the functions called in training and the classes of layers, all of which may draw for the first time after measuring."""
     return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
 
 
-def called_by(member: Member) -> dict[str, Any]:
+def called_functions(member: Member) -> dict[str, Any]:
     """Return the functions that are called as a member trains; for a bound method, its object."""
     functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
     return {name: getattr(function, "__self__", function) for name, function in functions.items()}
@@ -142,7 +142,7 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
             yield key, found
 
 
-def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _variable_tokens(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield numbers, versions of tensors and contents of arrays from variables around functions, by name; networks count by their weights.
 
     Only numbers that are a variable or a value of a dict count. Numbers in lists and objects are mostly for display.
@@ -173,7 +173,7 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
     An array is yielded as text of its content, a network as the sums of its weights, an iterator as a text that differs each time.
     """
     todo, seen = [value], set[int]()
-    while todo and len(seen) < MOST:
+    while todo and len(seen) < MAX_VALUES:
         one = todo.pop()
         if type(one) in NUMBERS:
             yield one
@@ -182,10 +182,10 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
             if isinstance(one, torch.Tensor):
                 yield one if one.is_leaf and one.layout is torch.strided else True
             elif isinstance(one, np.ndarray):  # NumPy counts no versions
-                if one.nbytes <= LARGE and not one.dtype.hasobject:
+                if one.nbytes <= MAX_BYTES and not one.dtype.hasobject:
                     yield f"{one.shape} {zlib.crc32(one.tobytes())}"
             elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
-                yield f"turn {next(ASKED)}"  # such as a loader's: its position cannot be read
+                yield f"turn {next(INSPECTIONS)}"  # such as a loader's: its position cannot be read
             elif isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif isinstance(one, nn.Module):
@@ -210,11 +210,13 @@ def unsaved_warnings(
     except (RuntimeError, ValueError, KeyError):
         # The network has other tensors than it was built with, which is reported when it is saved or loaded.
         return moving[:1]
-    if size and _only_third_differs(_answers(one, block, size) for one in (trial, trial, behind)):
+    if size and _only_third_differs(_validation_results(one, block, size) for one in (trial, trial, behind)):
         # One sentence for all layers with an attribute of this name.
         named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
         return [f"{LOADED}, because {where}" for where in named.values()]
-    if not moving and _only_third_differs(_stepped(one, block) for one in (behind, _resume_copy(live, trial), trial)):
+    if not moving and _only_third_differs(
+        _training_results(one, block) for one in (behind, _resume_copy(live, trial), trial)
+    ):
         return once[:1]
     return moving[:1]
 
@@ -225,7 +227,7 @@ def _only_third_differs(found: Iterable[list[torch.Tensor]]) -> bool:
     return same_bits(once, twice) and not same_bits(once, other)
 
 
-def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
+def _training_results(solo: Solo, block: Block) -> list[torch.Tensor]:
     """Return the losses and gradients of a training batch of a block, and the weights, which an own step may have moved."""
     batch = ShownBatch(block, solo.live.member.batch_size)
     solo.drop_gradients()
@@ -245,7 +247,7 @@ def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
     return behind
 
 
-def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
+def _validation_results(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
     """Return the losses and outputs of a member on a validation batch of a block."""
     solo.live.begin_validation()
     with solo.active(keep=True):

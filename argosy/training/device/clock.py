@@ -21,7 +21,7 @@ class DeviceClock:
 
     def __init__(self, backend: Backend, seconds: float = 0.0) -> None:
         self.backend = backend
-        self.beside: _Pass | None = None
+        self.beside: _ConcurrentPass | None = None
         """The current pass, if the member's program runs side by side with others in it."""
         self._seconds = seconds
         """Seconds read so far."""
@@ -74,7 +74,7 @@ def divide_time(clocks: Sequence[DeviceClock]) -> Iterator[None]:
         yield
         return
     backend = clocks[0].backend
-    beside = _Pass(backend.stamp())
+    beside = _ConcurrentPass(backend.stamp())
     for clock in clocks:
         clock.beside = beside
     try:
@@ -113,7 +113,7 @@ class TimedSpan:
         return self.seconds * part
 
 
-class _Pass:
+class _ConcurrentPass:
     """Turns of programs that run side by side."""
 
     def __init__(self, start: TimedEvent) -> None:

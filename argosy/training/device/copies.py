@@ -24,12 +24,12 @@ from argosy.stream.blocks import Block, same_bits
 from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
-from argosy.training.device.equivalence import UNMOVED, Compared, difference
+from argosy.training.device.equivalence import UNMOVED, ComparedPair, difference
 from argosy.training.device.resident import ResidentRows
 
 __all__ = ["DeviceCopies"]
 
-FEW = 2
+CHECK_SAMPLES = 2
 """Samples of the separate check of `Data.on_device`; with so few, a difference shows if it uses statistics of the whole block."""
 
 
@@ -63,7 +63,7 @@ class DeviceCopies:
 
     def start(self, block: Block) -> Block:
         """Return the block on the device; steps issued after this call may use it."""
-        block = block.copied_out(tuple(self._copied(block))) if self.backend.apart else self._lent(block)
+        block = block.with_copies(tuple(self._copied(block))) if self.backend.apart else self._lent(block)
         if self.on_device is None or not block.place.rows:
             return block
         return self._transformed(block, self.on_device)
@@ -71,7 +71,7 @@ class DeviceCopies:
     def _copied(self, block: Block) -> list[Tensor]:
         """Return the block's leaves on the device: rows that stay there, or copies."""
         there, order = self.resident.has(block), torch.from_numpy(block.indices)
-        stays = there or self.resident.takes(block)
+        stays = there or self.resident.reserve(block)
         copied, event = self.backend.copy([*([order] if stays else []), *(() if there else block.leaves)])
         self._pending.append((event, block, order))
         self.backend.follow(event, copied)
@@ -123,7 +123,7 @@ class DeviceCopies:
         """
         split, shared = block.place.split, not self.backend.apart
         private = shared and self._writes.get(split, True)
-        parts = _parts(block) if split not in self._tried and block.place.rows >= 2 * FEW else ()
+        parts = _parts(block) if split not in self._tried and block.place.rows >= 2 * CHECK_SAMPLES else ()
         given = block.private() if private else block
         made, tree = flatten(on_device(unflatten(list(given.leaves), given.tree)))
         wrote = given.touched or (private and not same_bits(given.leaves, block.leaves))
@@ -152,9 +152,9 @@ class DeviceCopies:
                 "and on where a run was interrupted. Draw in the dataset or in Member.augment, and call eval() on "
                 "networks."
             )
-        if not (as_first == as_others == tree and all(map(_alike, made, first, others))):
+        if not (as_first == as_others == tree and all(map(_parts_match, made, first, others))):
             raise StudyError(
-                f"Data.on_device returns different values for a block in two parts (its first {FEW} samples and "
+                f"Data.on_device returns different values for a block in two parts (its first {CHECK_SAMPLES} samples and "
                 "the rest) than for the whole block, so results would depend on the block size. Process each "
                 "sample independently: use, for example, the mean of all training samples instead of the mean of "
                 "the input, and call eval() on networks."
@@ -174,17 +174,18 @@ def _plain(leaf: Tensor) -> Tensor:
 
 
 def _parts(block: Block) -> tuple[Any, Any]:
-    """Return copies of the block's first `FEW` samples, and of the remaining ones."""
+    """Return copies of the block's first `CHECK_SAMPLES` samples, and of the remaining ones."""
     few, others = (
-        unflatten([leaf[rows].clone() for leaf in block.leaves], block.tree) for rows in (slice(FEW), slice(FEW, None))
+        unflatten([leaf[rows].clone() for leaf in block.leaves], block.tree)
+        for rows in (slice(CHECK_SAMPLES), slice(CHECK_SAMPLES, None))
     )
     return few, others
 
 
-def _alike(whole: Tensor, *parts: Any) -> bool:
-    """Return whether `parts` equal the first `FEW` rows of `whole` and the remaining ones, up to rounding."""
+def _parts_match(whole: Tensor, *parts: Any) -> bool:
+    """Return whether `parts` equal the first `CHECK_SAMPLES` rows of `whole` and the remaining ones, up to rounding."""
     whole = whole.detach()
-    expected = whole[:FEW], whole[FEW:]
+    expected = whole[:CHECK_SAMPLES], whole[CHECK_SAMPLES:]
     if any(
         not isinstance(part, Tensor) or (part.dtype, part.shape) != (rows.dtype, rows.shape)
         for part, rows in zip(parts, expected, strict=True)
@@ -195,7 +196,8 @@ def _alike(whole: Tensor, *parts: Any) -> bool:
     finite = whole.abs().nan_to_num(0.0, 0.0, 0.0)
     size, share = float(finite.max()) if whole.numel() else 0.0, max(UNMOVED, 4 * torch.finfo(whole.dtype).eps)
     return (
-        difference((Compared("", rows, part, size) for rows, part in zip(expected, parts, strict=True)), share) is None
+        difference((ComparedPair("", rows, part, size) for rows, part in zip(expected, parts, strict=True)), share)
+        is None
     )
 
 

@@ -85,7 +85,7 @@ LANES = 24
 """Number of lanes, fewer than the 32 streams that torch hands out in turn, so that copies and sums share no stream with a lane's steps."""
 BRANCHED, BRANCHES = 8, 4
 """Number of lanes with branches, and of branches of each; together they use all 32 streams of the high-priority pool."""
-_BROKEN_OFF: list[Any] = []
+_ABORTED: list[Any] = []
 """Graphs whose capture CUDA has aborted, kept alive because torch's pinned-memory allocator continues to ask them for their streams."""
 
 
@@ -174,11 +174,11 @@ class CudaRecorder:
             made = work()
             graph.capture_end()
         except BaseException:
-            self._break_off(graph, pool)
+            self._abort_capture(graph, pool)
             raise
         return made
 
-    def _break_off(self, graph: Any, pool: tuple[int, int]) -> None:
+    def _abort_capture(self, graph: Any, pool: tuple[int, int]) -> None:
         """End a capture that has failed.
 
         If CUDA has already aborted it, torch raises halfway through its cleanup: its allocator still allocates from the graph's pool, so
@@ -187,7 +187,7 @@ class CudaRecorder:
         try:
             graph.capture_end()
         except RuntimeError:
-            _BROKEN_OFF.append(graph)
+            _ABORTED.append(graph)
             # Raises if only building the graph failed; then the allocator has already left the pool.
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, pool)

@@ -22,7 +22,7 @@ from torch import Tensor
 from argosy.errors import PlanError
 from argosy.errors.system import files_refused, resources_refused
 from argosy.training.device.cuda import Unpin, pin
-from argosy.training.device.forks import refuse_after_fork
+from argosy.training.device.forks import check_not_forked
 from argosy.training.device.heap import give_back_memory
 
 __all__ = [
@@ -234,7 +234,7 @@ class Cpu(Backend):
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
         """Do nothing: blocks are not copied."""
-        return _nothing
+        return _do_nothing
 
     def random_state(self) -> None:
         """Return None: the generator is the host's."""
@@ -287,7 +287,7 @@ class Accelerator(Backend):
     @classmethod
     def open(cls, name: str) -> "Accelerator":
         """Implement `Backend.open`."""
-        refuse_after_fork(name)
+        check_not_forked(name)
         # CUDA reads this when it starts. With more streams than connections (8 by default), streams would wait for each other.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         device = torch.device(name)
@@ -338,7 +338,7 @@ class Accelerator(Backend):
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
         """Pin for CUDA and ROCm; other devices copy through their driver's own memory."""
-        return pin(memory, self.device) if self.device.type == "cuda" else _nothing
+        return pin(memory, self.device) if self.device.type == "cuda" else _do_nothing
 
     def random_state(self) -> Tensor:
         """Return the generator's state."""
@@ -452,5 +452,5 @@ def wait_for_memory(backend: Backend, *, patience: float) -> bool:
     return False
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing; the `Unpin` of memory that was not pinned."""

@@ -2,7 +2,7 @@
 
 The tolerance is a share of a tensor's largest absolute value, or of a given larger number. In float64 the share is fixed. In narrower
 types networks differ too much in their rounding for that. There the share is three times the change in gradients and buffers when the
-weights are moved by one ulp (`nudge`, `rounding`). Fused and compiled programs, shares of a batch, and blocks prepared on a device are
+weights are moved by one ulp (`nudge`, `rounding_share`). Fused and compiled programs, shares of a batch, and blocks prepared on a device are
 used only if they pass this test.
 """
 
@@ -13,23 +13,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DOUBLE", "PIECE", "UNMOVED", "Compared", "difference", "have_diverged", "nudge", "rounding", "size_of"]
+__all__ = [
+    "DOUBLE",
+    "PIECE_NUMBERS",
+    "UNMOVED",
+    "ComparedPair",
+    "difference",
+    "have_diverged",
+    "nudge",
+    "rounding_share",
+    "largest_value",
+]
 
 DOUBLE = 1e-10
 """Share by which float64 results may differ."""
 UNMOVED = 1e-3
 """Share by which narrower types may differ if there are no weights to move by an ulp."""
-TIMES, MOST = 3.0, 0.1
+ROUNDING_FACTOR, MAX_ROUNDING = 3.0, 0.1
 """Factor on the difference that weights an ulp apart make, and the largest share that still counts as rounding."""
 TF32 = 2.0**-10
 """Ulp of float32 on an accelerator, which may multiply in TF32."""
-LEAST = 1e-3
+MIN_SIZE = 1e-3
 """Smallest size that differences are measured by: values that should be zero consist of rounding only."""
-PIECE = 2**18
+PIECE_NUMBERS = 2**18
 """Numbers compared at once, because there may be no memory for all of them in float64."""
 
 
-class Compared(NamedTuple):
+class ComparedPair(NamedTuple):
     """Two results that should be equal."""
 
     what: str
@@ -40,12 +50,12 @@ class Compared(NamedTuple):
     """Size that differences are measured by."""
 
 
-def size_of(*tensors: Tensor) -> float:
+def largest_value(*tensors: Tensor) -> float:
     """Return the largest absolute value of all, and at least `SMALLEST`."""
-    return max([LEAST, *(float(_wide(tensor).abs().max()) for tensor in tensors if tensor.numel())])
+    return max([MIN_SIZE, *(float(_wide(tensor).abs().max()) for tensor in tensors if tensor.numel())])
 
 
-def difference(pairs: Iterable[Compared], share: float) -> str | None:
+def difference(pairs: Iterable[ComparedPair], share: float) -> str | None:
     """Return the description of the first pair that differs by more than this share of its size; None if all agree.
 
     NaN equals only NaN. A pair whose size has overflowed is not compared, unless `share` is 0.
@@ -71,7 +81,7 @@ def nudge(weights: Iterable[Tensor], computed: torch.dtype) -> None:
         weight.mul_(torch.where(up, 1 + ulp, 1 - ulp).to(weight))
 
 
-def rounding(moved: Iterable[Compared], samples: Sequence[Tensor]) -> float:
+def rounding_share(moved: Iterable[ComparedPair], samples: Sequence[Tensor]) -> float:
     """Return the share by which results for these samples may differ; `moved` pairs results before and after `nudge`.
 
     The share is at least the rounding of sums over a batch and its positions, about the square root of their length in ulps.
@@ -82,7 +92,7 @@ def rounding(moved: Iterable[Compared], samples: Sequence[Tensor]) -> float:
         if one.numel() and math.isfinite(size)
     ]
     sums = torch.finfo(torch.float32).eps * math.sqrt(max(leaf.numel() for leaf in samples))
-    return min(max(sums, *(TIMES * share for share in shares)), MOST)
+    return min(max(sums, *(ROUNDING_FACTOR * share for share in shares)), MAX_ROUNDING)
 
 
 def have_diverged(one: Tensor, other: Tensor, start: Tensor, share: float) -> bool:
@@ -92,7 +102,7 @@ def have_diverged(one: Tensor, other: Tensor, start: Tensor, share: float) -> bo
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
     """Return the distance between the two for each member, computed in pieces."""
-    columns = max(PIECE // len(one), 1)
+    columns = max(PIECE_NUMBERS // len(one), 1)
     pieces = (torch.split(tensor.reshape(len(one), one[0].numel()), columns, 1) for tensor in (one, other))
     lengths = [torch.linalg.vector_norm(a.double() - b.double(), dim=1) for a, b in zip(*pieces, strict=True)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(lengths), dim=0)

@@ -9,7 +9,7 @@ import torch
 
 from argosy.errors import WorkerError
 
-__all__ = ["refuse_after_fork"]
+__all__ = ["check_not_forked"]
 
 _before_fork: dict[str, Any] = {"pid": 0, "found": ""}
 """The process that made the latest fork, an ancestor of this process or itself, and the accelerator that it had initialised."""
@@ -34,7 +34,7 @@ def _initialised() -> str:
     return ""
 
 
-def refuse_after_fork(name: str) -> None:
+def check_not_forked(name: str) -> None:
     """Raise WorkerError if this process was forked from one that was using an accelerator."""
     if _before_fork["found"] and _before_fork["pid"] != os.getpid():
         raise WorkerError(

@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Mapping, MutableMapping
 
-__all__ = ["allow_tcache", "give_back_memory", "keep_freed_memory", "large_outside", "without_tcache"]
+__all__ = ["allow_tcache", "give_back_memory", "keep_freed_memory", "outside_heap", "without_tcache"]
 
 M_MXFAST = 1
 M_TRIM_THRESHOLD = -1
@@ -61,7 +61,7 @@ def give_back_memory() -> None:
 
 
 @contextlib.contextmanager
-def large_outside() -> Iterator[None]:
+def outside_heap() -> Iterator[None]:
     """Allocate large arrays outside the heap in this context; do nothing if freed memory is not kept."""
     if not _keeps:
         yield

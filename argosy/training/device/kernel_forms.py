@@ -5,21 +5,21 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["AHEAD", "AT_ONCE", "BLOCK", "OF_A_STEP", "Drawn", "OwnKernels"]
+__all__ = ["STEPS_AHEAD", "DRAWS_PER_THREAD", "BLOCK", "NUMBERS_PER_STEP", "MaskDraw", "OwnKernels"]
 
-AHEAD = 64
+STEPS_AHEAD = 64
 """Captured steps whose numbers are copied to the device at once: copying those of one step takes the host as long as a small network's
 step takes the device."""
 
 BLOCK = 1024
 """Elements of a weight that one block of the step kernel processes; each weight's memory is a multiple of it."""
-OF_A_STEP = 8
+NUMBERS_PER_STEP = 8
 """Numbers that describe a member's step; see `OwnKernels.step`."""
-AT_ONCE = 4
+DRAWS_PER_THREAD = 4
 """Random numbers that a thread of torch's kernels draws at once."""
 
 
-class Drawn(NamedTuple):
+class MaskDraw(NamedTuple):
     """A dropout mask of one member, drawn as torch draws it."""
 
     row: int
@@ -34,7 +34,9 @@ class Drawn(NamedTuple):
 class OwnKernels(Protocol):
     """The kernels on one device."""
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
+    def masks(
+        self, into: Tensor, drawn: Sequence[tuple[MaskDraw, int]], states: Tensor, tables: dict[Any, Any]
+    ) -> None:
         """Write masks, each equal to `torch.nn.functional.dropout` of ones.
 
         `drawn` pairs each mask with the offset of its draws, relative to the offset in its member's state. `states` are the seeds and offsets

@@ -14,13 +14,13 @@ from argosy.errors.traces import reason_of
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.kernel_forms import OwnKernels
 
-__all__ = ["KERNELS", "kernels_of"]
+__all__ = ["KERNELS", "find_kernels"]
 
 _BUILT: dict[torch.device, OwnKernels | None] = {}
 """Kernels of this process, by device."""
 
 
-def kernels_of(device: torch.device) -> OwnKernels | None:
+def find_kernels(device: torch.device) -> OwnKernels | None:
     """Return the kernels of a device; None if it has none."""
     return KERNELS[device.type](device) if device.type in KERNELS else None
 

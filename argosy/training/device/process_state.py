@@ -30,19 +30,19 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 from argosy.errors import MemberError, StudyError
-from argosy.training.device.replaced import SCRIPT, find_replaced, operators_of_the_script
+from argosy.training.device.replaced import SCRIPT, find_replaced, script_operators
 
 __all__ = [
     "SETTINGS",
     "ProcessState",
     "Setting",
     "preserve_process_state",
-    "kept_by",
+    "check_settings_kept",
     "preserve_random_states",
     "check_portable_state",
 ]
 
-ALONE = threading.RLock()
+RANDOM_LOCK = threading.RLock()
 """Held by the thread that uses the process's random generators; draws of another thread that trains or predicts would interleave."""
 ATTRIBUTES = (
     "backends.cudnn.allow_tf32",
@@ -214,7 +214,7 @@ class ProcessState:
     @classmethod
     def here(cls) -> "ProcessState":
         """Return this process's state; raises StudyError for settings that cannot be carried."""
-        with ALONE:  # a run in another thread may have other settings and hooks
+        with RANDOM_LOCK:  # a run in another thread may have other settings and hooks
             check_portable_state()
             return replace(cls._found(), replaced=_replaced_by_modules())
 
@@ -227,7 +227,7 @@ class ProcessState:
         )
 
     @property
-    def deciding(self) -> dict[str, Any]:
+    def decisive_settings(self) -> dict[str, Any]:
         """The settings that a member's result may depend on."""
         settings = {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
         return {**settings, "functions of torch": dict(self.replaced)}
@@ -288,7 +288,7 @@ def preserve_process_state() -> Iterator[None]:
 @contextlib.contextmanager
 def preserve_random_states() -> Iterator[None]:
     """Save the random states of the process, which belong to other code, and restore them at the end. Threads take turns."""
-    with ALONE:
+    with RANDOM_LOCK:
         before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
         try:
             yield
@@ -299,7 +299,7 @@ def preserve_random_states() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_by(member: str) -> Iterator[None]:
+def check_settings_kept(member: str) -> Iterator[None]:
     """Run a member's code inside. If it leaves a setting changed, restore the setting and raise MemberError."""
     before = {setting: setting.value() for setting in SETTINGS if setting.decides}
     try:
@@ -362,7 +362,7 @@ def _replaced_by_modules() -> dict[str, str]:
             "directly in the network or the member's step, or put it into a module that replaces torch's at "
             "import."
         )
-    if operators := operators_of_the_script():
+    if operators := script_operators():
         raise StudyError(
             f"the operator {operators[0]!r} is registered by the script, so workers do not have it. Register it in "
             "a module next to the script that the network's code imports."

@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 from torch._library.custom_ops import OPDEFS
 
-__all__ = ["SCRIPT", "operators_of_the_script", "find_replaced"]
+__all__ = ["SCRIPT", "script_operators", "find_replaced"]
 
 SCRIPT = "__main__"
 COMPUTES = re.compile(
@@ -45,7 +45,7 @@ def find_replaced() -> dict[str, str]:
     For replacements defined in the script, or in a module that is pickled by value, the module is `SCRIPT`.
     """
     # Names that a library adds to torch are skipped, because torch never calls them. Sources are read only for the few foreign names.
-    found = {name: home for name, home in _not_of_torch() if name not in HARMLESS and _names(name)}
+    found = {name: home for name, home in _foreign_in_torch() if name not in HARMLESS and _names(name)}
     for key in torch.library._impls:
         # A kernel of one of torch's operators that may affect a value, for example aten/relu/CPU.
         if key.startswith("aten/") and not key.endswith(NO_VALUES) and not _is_torchs(home := _kernel(key)):
@@ -53,17 +53,19 @@ def find_replaced() -> dict[str, str]:
     return {name: _module_or_script(home) for name, home in found.items()}
 
 
-def operators_of_the_script() -> list[str]:
+def script_operators() -> list[str]:
     """Return operators that the script has registered, as ``library::name``."""
     names = ("".join(name.split()) for name in torch.library._defs)  # torch has one with a line break
     homes = {
-        name: _home(OPDEFS[name]._init_fn) if name in OPDEFS else _registrar(torch._C._dispatch_dump(name))
+        name: _defining_module(OPDEFS[name]._init_fn)
+        if name in OPDEFS
+        else _registering_module(torch._C._dispatch_dump(name))
         for name in names
     }
     return [name for name, home in homes.items() if _module_or_script(home) == SCRIPT]
 
 
-def _not_of_torch() -> Iterator[tuple[str, str]]:
+def _foreign_in_torch() -> Iterator[tuple[str, str]]:
     """Yield names in torch that refer to functions or classes of other modules, each with its module."""
     for name, module in list(sys.modules.items()):
         if not COMPUTES.match(name):
@@ -80,7 +82,7 @@ def _foreign(names: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple
     for key, value in list(names.items()):
         if type(value) is FunctionType and value.__globals__ is own:
             continue
-        if not _is_torchs(home := _home(value)):
+        if not _is_torchs(home := _defining_module(value)):
             yield key, home
 
 
@@ -97,14 +99,14 @@ def _names(path: str) -> bool:
     return own or hasattr(torch._C._VariableFunctions, name) or hasattr(torch._C.TensorBase, name)
 
 
-def _home(value: Any) -> str:
+def _defining_module(value: Any) -> str:
     """Return the module that defines a function or class; for another callable, the module of its class."""
     kind = type(value)
     if kind is FunctionType:
         home: str = value.__globals__.get("__name__", "torch")
         return home
     if kind in WRAPPERS:
-        return _home(getattr(value, WRAPPERS[kind]))
+        return _defining_module(getattr(value, WRAPPERS[kind]))
     if isinstance(value, type):
         return value.__module__
     return kind.__module__ if callable(value) else "torch"
@@ -126,11 +128,11 @@ def _kernel(key: str) -> str:
     """Return the module that has registered a kernel; `SCRIPT` if torch only reports its own function that registered it."""
     library, operator, dispatch = key.split("/")
     lines = torch._C._dispatch_dump(f"{library}::{operator}").splitlines()
-    found = _registrar(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
+    found = _registering_module(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
     return SCRIPT if found == "torch.library" else found
 
 
-def _registrar(line: str) -> str:
+def _registering_module(line: str) -> str:
     """Return the module of the file in which torch says it was registered; `SCRIPT` if no module has that file."""
     found = REGISTERED.search(line)
     if found is None:

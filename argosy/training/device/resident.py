@@ -19,7 +19,7 @@ from argosy.training.device.devices import Backend, memory_left
 
 __all__ = ["ResidentRows"]
 
-SHARE = 4
+MEMORY_DIVISOR = 4
 """Rows of a split may use at most 1 / SHARE of the memory that is left."""
 DTYPES = frozenset(
     {
@@ -62,7 +62,7 @@ class ResidentRows:
         split = self._splits.get(block.place.split)
         return split is not None and block.fixed and bool(split.here[block.indices].all())
 
-    def takes(self, block: Block) -> bool:
+    def reserve(self, block: Block) -> bool:
         """Return whether the block's rows will stay; allocates memory for its split if it fits. Raises if memory runs out."""
         name = block.place.split
         if not (block.fixed and block.whole and name in self.lengths):
@@ -105,7 +105,7 @@ class ResidentRows:
         if used is None or any(leaf.dtype not in DTYPES for leaf in block.leaves):
             return False
         needed = length * sum(leaf[0].numel() * leaf.itemsize for leaf in block.leaves)
-        return needed * SHARE <= memory_left(self.backend, max(used, self.backend.memory_in_use() or 0))
+        return needed * MEMORY_DIVISOR <= memory_left(self.backend, max(used, self.backend.memory_in_use() or 0))
 
 
 def _rows(leaf: Tensor, length: int, backend: Backend) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from argosy.stream.batches import copy_to_device
-from argosy.training.device.kernel_forms import AT_ONCE, BLOCK, OF_A_STEP, Drawn
+from argosy.training.device.kernel_forms import BLOCK, DRAWS_PER_THREAD, NUMBERS_PER_STEP, MaskDraw
 
 __all__ = ["TritonKernels"]
 
@@ -19,7 +19,7 @@ SIZES = (1001, 65_536 * 96, 1_500_002)
 """Sizes of masks that are compared with torch's: some are odd, and with some each thread draws several times."""
 GROUPS = 512
 """Draws of four numbers that one Triton program makes."""
-OF_A_MASK = 6
+NUMBERS_PER_MASK = 6
 """Columns of the table of masks."""
 THREADS = 256
 """Threads of a block of torch's dropout."""
@@ -52,18 +52,20 @@ class TritonKernels:
         ones, found = (torch.ones(size, dtype=dtype, device=self._device) for _ in range(2))
         wanted = functional.dropout(ones, 1 - kept)
         moved = int(torch.cuda.get_rng_state(self._device).view(torch.int64)[1]) - offset
-        self.masks(found, [(Drawn(0, 0, size, kept), 0)], state.to(self._device).unsqueeze(0), {})
+        self.masks(found, [(MaskDraw(0, 0, size, kept), 0)], state.to(self._device).unsqueeze(0), {})
         return bool(torch.equal(wanted, found)) and moved == self.increment(size)
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
+    def masks(
+        self, into: Tensor, drawn: Sequence[tuple[MaskDraw, int]], states: Tensor, tables: dict[Any, Any]
+    ) -> None:
         """Implement `OwnKernels.masks`."""
         key = into.dtype, tuple(drawn)
         if key not in tables:
             tables[key] = self._table(into.dtype, drawn)
         table, shares, most = tables[key]
-        _masks[(-(-most // GROUPS), len(drawn))](into, table, shares, states, COLUMNS=OF_A_MASK, GROUPS=GROUPS)
+        _masks[(-(-most // GROUPS), len(drawn))](into, table, shares, states, COLUMNS=NUMBERS_PER_MASK, GROUPS=GROUPS)
 
-    def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[Drawn, int]]) -> tuple[Tensor, Tensor, int]:
+    def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[MaskDraw, int]]) -> tuple[Tensor, Tensor, int]:
         if dtype.itemsize not in self.adjacent:
             raise RuntimeError(f"dropout of {dtype} draws differently in this version of torch")
         rows, shares, most = [], [], 1
@@ -72,12 +74,12 @@ class TritonKernels:
             threads, adjacent = self._threads(one.size), self.adjacent[dtype.itemsize]
             while one.size % adjacent:
                 adjacent //= 2
-            rows.append((one.start, one.size, threads, adjacent, one.row, offset // AT_ONCE))
+            rows.append((one.start, one.size, threads, adjacent, one.row, offset // DRAWS_PER_THREAD))
             kept = real(one.kept)
             scale = float(real(1.0 / float(kept))) if one.kept else 0.0
             shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), scale))
-            a_turn = threads * (AT_ONCE if adjacent == 1 else adjacent)
-            most = max(most, -(-one.size // a_turn) * threads * max(adjacent // AT_ONCE, 1))
+            a_turn = threads * (DRAWS_PER_THREAD if adjacent == 1 else adjacent)
+            most = max(most, -(-one.size // a_turn) * threads * max(adjacent // DRAWS_PER_THREAD, 1))
         found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
         return copy_to_device(found[0], self._device), copy_to_device(found[1], self._device), most
 
@@ -89,13 +91,13 @@ class TritonKernels:
 
     def increment(self, size: int) -> int:
         """Implement `OwnKernels.increment`."""
-        return ((size - 1) // (self._threads(size) * AT_ONCE) + 1) * AT_ONCE
+        return ((size - 1) // (self._threads(size) * DRAWS_PER_THREAD) + 1) * DRAWS_PER_THREAD
 
     def step(
         self, weights: Tensor, gradients: Tensor, moments: tuple[Tensor, Tensor], numbers: Tensor, owners: Tensor
     ) -> None:
         """Implement `OwnKernels.step`."""
-        _step[(len(owners),)](weights, gradients, *moments, numbers, owners, NUMBERS=OF_A_STEP, BLOCK=BLOCK)
+        _step[(len(owners),)](weights, gradients, *moments, numbers, owners, NUMBERS=NUMBERS_PER_STEP, BLOCK=BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -19,12 +19,12 @@ __all__ = ["NO_CLASS", "Answers", "Kind", "answer_kind"]
 
 Kind = Literal["classes", "numbers"]
 OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-MOST = 4096
+MAX_VALUES = 4096
 """Most values kept of one validation; if there are more, evenly spaced samples are taken."""
 NO_CLASS = 2.0
 """Stands for the probability if a target has no class, for example a padded token."""
 LEAST = torch.finfo(torch.float32).tiny
-EACH = 16
+MAX_TARGETS = 16
 """Most targets kept of one sample; if there are more, for example pixels, evenly spaced ones are taken."""
 
 
@@ -59,7 +59,7 @@ class Answers:
         if not self._parts:
             return None
         values_NK = torch.cat([part for part, _ in self._parts])
-        chosen_NK = values_NK[:: _stride(values_NK.numel(), MOST)]
+        chosen_NK = values_NK[:: _stride(values_NK.numel(), MAX_VALUES)]
         return chosen_NK.shape[1], chosen_NK.numpy().tobytes()
 
     def _reduced(self, output: Any, target: Any) -> Tensor:
@@ -67,13 +67,13 @@ class Answers:
         kind = answer_kind(self.member)
         if isinstance(output, Tensor) and isinstance(target, Tensor):
             if kind == "numbers" and output.shape == target.shape:
-                return _few((output.detach() - target).float())
+                return _thin_out((output.detach() - target).float())
             whole = not target.is_floating_point()
             if kind == "classes" and whole and output.shape[:1] + output.shape[2:] == target.shape:
                 known = target >= 0  # cross-entropy ignores negative targets
                 right = output.detach().float().softmax(dim=1).gather(1, target.long().clamp(min=0)[:, None])[:, 0]
                 # The minimum keeps the logarithm finite.
-                return _few(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
+                return _thin_out(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(
             f"member {self.member.name!r}: {_format_output('its output', output)} and {_format_output('its target', target)}. "
             "Study.ensemble needs logits [batch, classes, …] with class numbers [batch, …] under cross-entropy, "
@@ -82,9 +82,9 @@ class Answers:
         )
 
 
-def _few(values: Tensor) -> Tensor:
+def _thin_out(values: Tensor) -> Tensor:
     values_BK = values.reshape(len(values), -1)
-    return values_BK[:, :: _stride(values_BK.shape[1], EACH)]
+    return values_BK[:, :: _stride(values_BK.shape[1], MAX_TARGETS)]
 
 
 def _stride(count: int, most: int) -> int:

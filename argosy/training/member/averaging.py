@@ -30,11 +30,11 @@ PAIRED = 8
 """Samples that are compared in several orders."""
 TOLERANCE = 1e-3
 """Relative difference up to which values count as equal."""
-TURNED = 1e-4
+ORDER_TOLERANCE = 1e-4
 """The same for values of one batch in two orders."""
-DRAWN = 0.1
+RANDOM_TOLERANCE = 0.1
 """The same for values that draw random numbers."""
-ROUNDED = 1e-2
+ROUNDING_TOLERANCE = 1e-2
 """The same in lower precisions, in which kernels may round so differently for two batch sizes."""
 Value = Callable[[Any], Any]
 """Samples, a tree of leaves ``[rows, …]`` -> a tensor of values per sample, or a scalar."""
@@ -70,31 +70,33 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     raise on such batches, nothing can be determined.
     """
     numbers = range(min(PAIRED, rows))
-    some = _taken(samples, rows, numbers)
+    some = _take_samples(samples, rows, numbers)
     first = _mean_of(value, some)
-    turned = _mean_of(value, _taken(samples, rows, numbers[::-1]))
-    drawn = first != _mean_of(value, some) or not _close(first, turned, TURNED)
+    turned = _mean_of(value, _take_samples(samples, rows, numbers[::-1]))
+    drawn = first != _mean_of(value, some) or not _close(first, turned, ORDER_TOLERANCE)
     few = list(range(max(1, min(SAMPLES, rows // 4))))
-    found = [_mean_of(value, _taken(samples, rows, few * times)) for times in TIMES]
+    found = [_mean_of(value, _take_samples(samples, rows, few * times)) for times in TIMES]
     once, twice, thrice = found
     if not all(map(math.isfinite, found)):
         return False
     if drawn:
-        again = _mean_of(value, _taken(samples, rows, few * TIMES[0]))
-        grows = all(_close(n * once, one, DRAWN) for n, one in ((1, again), (2, twice), (3, thrice)))
+        again = _mean_of(value, _take_samples(samples, rows, few * TIMES[0]))
+        grows = all(_close(n * once, one, RANDOM_TOLERANCE) for n, one in ((1, again), (2, twice), (3, thrice)))
     else:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
         if grows and rows >= 4 and _close(twice - once, thrice - twice):
-            grows = not _compares(value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDED)
+            grows = not _depends_on_batch(
+                value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDING_TOLERANCE
+            )
     if grows:
         raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], found, strict=False)})
     return not drawn
 
 
-def _compares(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
+def _depends_on_batch(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
     """Return whether a value depends on which samples are in one batch; a sum of per-sample values does not."""
     pairs, others = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-    found, crossed = ([_mean_of(value, _taken(samples, rows, pair)) for pair in two] for two in (pairs, others))
+    found, crossed = ([_mean_of(value, _take_samples(samples, rows, pair)) for pair in two] for two in (pairs, others))
     return abs(sum(found) - sum(crossed)) > tolerance * sum(map(abs, found + crossed))
 
 
@@ -105,7 +107,7 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
     """
     half = rows // 2
     parts = [range(rows), range(half), range(half, rows)]
-    whole, first, _ = found = [_value(value, _taken(samples, rows, part)) for part in parts]
+    whole, first, _ = found = [_value(value, _take_samples(samples, rows, part)) for part in parts]
     if whole is not None and first is not None:
         sides = zip(whole.shape[1:], first.shape[1:], strict=False)
         if half and whole.shape[:1] == (rows,) and (rows, half) in sides:
@@ -116,7 +118,7 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
             )
     together, one, other = map(_mean, found)
     apart = (one * half + other * (rows - half)) / rows
-    tolerance = TOLERANCE if member.precision == "float32" else ROUNDED
+    tolerance = TOLERANCE if member.precision == "float32" else ROUNDING_TOLERANCE
     return abs(together - apart) > tolerance * max(abs(together), abs(apart))
 
 
@@ -184,17 +186,21 @@ def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
     Returns False for a value that draws random numbers, because it cannot be determined.
     """
     few = list(range(min(PAIRED, rows)))
-    outputs = _taken(output, rows, few)
-    targets = [_taken(target, rows, few[turn:] + few[:turn]) for turn in range(min(4, len(few)))]
+    outputs = _take_samples(output, rows, few)
+    targets = [_take_samples(target, rows, few[turn:] + few[:turn]) for turn in range(min(4, len(few)))]
     pair = outputs, targets[0]
     once = _mean_of(value, pair)
-    if once != _mean_of(value, pair) or _ordered(value, outputs, targets, lambda leaf: leaf) is not False:
+    if once != _mean_of(value, pair) or _depends_on_order(value, outputs, targets, lambda leaf: leaf) is not False:
         return False
     # The last comparison excludes values that change with every call, for example by an adaptive threshold.
-    return any(_ordered(value, outputs, targets, shaped) for shaped in SHAPES) and once == _mean_of(value, pair)
+    return any(_depends_on_order(value, outputs, targets, shaped) for shaped in SHAPES) and once == _mean_of(
+        value, pair
+    )
 
 
-def _ordered(value: Value, outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]) -> bool | None:
+def _depends_on_order(
+    value: Value, outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]
+) -> bool | None:
     """Return whether a value depends on the order of targets in this shape; None if it is not finite."""
     first = math.nan
     for number, one in enumerate(targets):
@@ -229,7 +235,7 @@ def _mean_of(value: Value, samples: Any) -> float:
     return _mean(_value(value, samples))
 
 
-def _taken(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
+def _take_samples(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
     """Return copies of these samples of a tree."""
     index = torch.tensor([*numbers], dtype=torch.long)
 

@@ -8,10 +8,10 @@ import torch
 from argosy.errors import StudyError
 from argosy.training.member.live import LiveMember
 
-__all__ = ["change"]
+__all__ = ["apply_changes"]
 
 
-def change(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], built: Sequence[Mapping[str, Any]]) -> None:
+def apply_changes(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], built: Sequence[Mapping[str, Any]]) -> None:
     """Replace hyper-parameters loaded from the source's checkpoint by the member's own; `changes` maps names to (source's, own).
 
     Own values come from the parameter groups of the optimizer as it was `built`; they may differ between groups. Learning rates

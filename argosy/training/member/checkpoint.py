@@ -24,7 +24,7 @@ from argosy.errors import ArgosyError, CheckpointError
 from argosy.errors.system import disk_refused, resources_refused
 from argosy.errors.wording import format_bytes
 
-__all__ = ["check_file", "keep_newest", "link", "load", "to_plain", "save", "save_all", "unmerged"]
+__all__ = ["check_file", "keep_newest", "link", "load", "to_plain", "save", "save_all", "unmerge_weights"]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 
@@ -59,7 +59,7 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     return sums
 
 
-class _Summed:
+class _HashingFile:
     """A file that hashes the data written to it, so that the data need not be read back or held in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -78,7 +78,7 @@ class _Summed:
 
 def _write(state: Mapping[str, Any], path: Path) -> str:
     with create_new(path) as file:
-        summed = _Summed(file)
+        summed = _HashingFile(file)
         torch.save(state, cast(BinaryIO, summed))
     return summed.sum.hexdigest()
 
@@ -88,7 +88,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
     Raises WorkerError or DiskError if the system refuses to read the file; the file itself may be good.
     """
-    path = _followed(path)
+    path = _resolve_link(path)
     check_file(path, sha256)
     try:
         _check_size(path)
@@ -107,7 +107,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     return state
 
 
-def _followed(path: Path) -> Path:
+def _resolve_link(path: Path) -> Path:
     """Resolve ``best.pt`` or ``last.pt``; a link that leaves its folder is returned unresolved."""
     target = path.resolve()
     return target if target.parent == path.parent.resolve() else path
@@ -143,11 +143,11 @@ def to_plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
     with this device, and cloning the views there would need scarce device memory. Tensors that share memory, such as tied weights and
     equal views, stay shared and are saved once.
     """
-    return _Walk(host).plain(value, (None, where))
+    return _PlainConverter(host).plain(value, (None, where))
 
 
 @contextlib.contextmanager
-def unmerged(network: nn.Module) -> Iterator[None]:
+def unmerge_weights(network: nn.Module) -> Iterator[None]:
     """Put a network into train() inside: layers that merge weights in eval(), such as LoRA's, would otherwise merge loaded weights again."""
     modes = [(part, part.training) for part in network.modules()]
     network.train()
@@ -158,7 +158,7 @@ def unmerged(network: nn.Module) -> Iterator[None]:
             part.train(mode)
 
 
-class _Walk:
+class _PlainConverter:
     """One pass of `to_plain` over a state."""
 
     def __init__(self, host: bool) -> None:
@@ -188,7 +188,7 @@ class _Walk:
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(self.plain(item, (where, number)) for number, item in enumerate(value))
         raise CheckpointError(
-            f"{_words(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint may contain "
+            f"{_format_where(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint may contain "
             "only tensors, numbers, strings and containers of these. Keep other objects out of state_dict()."
         )
 
@@ -214,10 +214,10 @@ class _Walk:
         return empty.set_(self.storages[address], value.storage_offset(), value.shape, value.stride())
 
 
-def _words(where: tuple[Any, Any] | None) -> str:
+def _format_where(where: tuple[Any, Any] | None) -> str:
     if where is None or where[0] is None:
         return "" if where is None else str(where[1])
-    return f"{_words(where[0])}[{where[1]!r}]"
+    return f"{_format_where(where[0])}[{where[1]!r}]"
 
 
 def link(target: Path, name: str) -> None:

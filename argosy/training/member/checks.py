@@ -35,7 +35,7 @@ __all__ = [
     "check_stepped",
     "modes_of",
     "collect_registered",
-    "wants_classes",
+    "takes_classes",
 ]
 
 
@@ -250,7 +250,7 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
         )
 
 
-def wants_classes(loss: Any) -> bool:
+def takes_classes(loss: Any) -> bool:
     """Return whether the loss is cross-entropy, so that labels are indices of outputs; None is the default loss."""
     return loss is None or loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 

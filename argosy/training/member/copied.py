@@ -11,29 +11,39 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from argosy.stream.copied import begun, complete
+from argosy.stream.copied import begin_copy, finish_copy
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "LARGE", "copies_of", "data_of", "optimizers_of", "with_own_callables", "ensure_own_memory"]
+__all__ = [
+    "CALLED",
+    "DATA_BYTES",
+    "copy_together",
+    "shared_data",
+    "optimizers_of",
+    "with_own_callables",
+    "ensure_own_memory",
+]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called during training, and may hold state such as counters or random generators."""
 FACTORIES = ("model", "optimizer", "optimizers", "schedule")
 """Fields of a member that are called when it is built."""
-LARGE = 1 << 20
+DATA_BYTES = 1 << 20
 """Bytes above which a tensor counts as data."""
 
 
-def copies_of(member: Member, model: nn.Module, optimizer: Any, schedule: Any) -> tuple[Member, nn.Module, Any, Any]:
+def copy_together(
+    member: Member, model: nn.Module, optimizer: Any, schedule: Any
+) -> tuple[Member, nn.Module, Any, Any]:
     """Return copies that refer to each other and share no state with the originals; of the member, the functions that it calls are copied."""
-    memo, own = begun(model), {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    shared = [value for name in CALLED for value in data_of(getattr(member, name)) if id(value) not in own]
+    memo, own = begin_copy(model), {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    shared = [value for name in CALLED for value in shared_data(getattr(member, name)) if id(value) not in own]
     memo.update({id(value): value for value in shared})
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     calling = with_own_callables(member, memo)
-    complete(model, memo)
+    finish_copy(model, memo)
     # Torch's optimizers copy only the state that a file needs, and no other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
         # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original.
@@ -51,7 +61,7 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     own = copy.copy(member)
     for name in CALLED:
         called = getattr(member, name)
-        tried = {id(value): value for value in data_of(called)} | memo
+        tried = {id(value): value for value in shared_data(called)} | memo
         try:
             object.__setattr__(own, name, copy.deepcopy(called, tried))
             memo.setdefault(id(memo), []).append(tried.pop(id(tried), None))  # the objects that deepcopy keeps alive
@@ -80,7 +90,7 @@ def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
     `load_state_dict(state, assign=True)`.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad and weight.layout is torch.strided]
-    if not any(map(_is_lent, weights)):
+    if not any(map(_shares_memory, weights)):
         return
     again = build()
     places = {_address(tensor) for tensor in (*again.parameters(), *again.buffers())} - {0}
@@ -96,14 +106,14 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _is_lent(tensor: Tensor) -> bool:
+def _shares_memory(tensor: Tensor) -> bool:
     """Return whether other tensors, or an array, may share its memory."""
     storage = tensor.untyped_storage()
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count > 2 or not storage.resizable()  # two are the tensor and `storage`
 
 
-def data_of(called: Any) -> Iterator[Any]:
+def shared_data(called: Any) -> Iterator[Any]:
     """Yield objects that all members share because they may be large.
 
     These are tensors, arrays and networks bound by partials (for example a noise bank or a teacher), weights of other networks, and datasets
@@ -111,13 +121,13 @@ def data_of(called: Any) -> Iterator[Any]:
     """
     if isinstance(called, functools.partial):
         for value in (called.func, *called.args, *called.keywords.values()):
-            yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else data_of(value)
+            yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else shared_data(value)
         return
     held = getattr(called, "__self__", called)
     for value in (held, *getattr(held, "__dict__", {}).values()):
         if isinstance(value, nn.Module):
             yield from value.parameters()
-        elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and value.nbytes > LARGE):
+        elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and value.nbytes > DATA_BYTES):
             yield value
 
 

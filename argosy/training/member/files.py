@@ -20,7 +20,7 @@ from argosy.training.member.live import LiveMember
 
 __all__ = ["Draft", "Files", "KeptFiles", "Saving", "settle_links"]
 
-SHARE = 0.005
+SAVING_SHARE = 0.005
 """Share of the time that saving at section ends may take."""
 
 
@@ -103,7 +103,7 @@ class Files:
         live.note_best_saved()
         return Draft(saved, items)
 
-    def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
+    def note_written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
         """Note a written draft with its checksums; returns the checkpoint to be journaled."""
         saved = replace(draft.saved, sha256=sums[-1])
         if saved.best == saved.file or len(sums) > 1:
@@ -151,7 +151,7 @@ class Saving:
     @property
     def due(self) -> bool:
         """Whether to save at the end of a section."""
-        return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
+        return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SAVING_SHARE
 
     @contextlib.contextmanager
     def timed(self, *, all_members: bool) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Saving:
         """Write all drafts together; yields for each member a function that returns the checkpoint to be journaled."""
         sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
         for name, (files, draft) in drafts.items():
-            yield name, partial(files.written, draft, [next(sums) for _ in draft.items])
+            yield name, partial(files.note_written, draft, [next(sums) for _ in draft.items])
 
 
 def _file_of_best(weights: Mapping[str, Any]) -> str:
@@ -177,11 +177,11 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 def settle_links(folder: Path, saved: Checkpoint) -> None:
     """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights up to it."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
-        if file is not None and not _points(folder / name, file) and (folder / file).exists():
+        if file is not None and not _links_to(folder / name, file) and (folder / file).exists():
             checkpoint.link(folder / file, name)
 
 
-def _points(link: Path, file: str) -> bool:
+def _links_to(link: Path, file: str) -> bool:
     try:
         return str(link.readlink()) == file
     except OSError:

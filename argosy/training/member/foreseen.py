@@ -13,7 +13,7 @@ from torch import Tensor
 from argosy.errors import StudyError
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
-from argosy.training.member.checks import check_labels, wants_classes
+from argosy.training.member.checks import check_labels, takes_classes
 from argosy.training.member.live import LiveMember
 
 __all__ = ["PendingLabels"]
@@ -24,7 +24,7 @@ class PendingLabels:
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
-        self._are_classes = lives[0].member.step is None and wants_classes(lives[0].member.loss)
+        self._are_classes = lives[0].member.step is None and takes_classes(lives[0].member.loss)
         self._labels: list[tuple[Sequence[LiveMember], Tensor]] = []
         """Unchecked labels, with the members that will see them."""
 

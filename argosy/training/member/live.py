@@ -20,14 +20,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
 from argosy.stopping import Mode, is_better
-from argosy.stream.batches import Batch, Cutter, InOrder, PartialBatch
-from argosy.stream.by_length import ByLength
+from argosy.stream.batches import Batch, Cutter, InOrderCutter, PartialBatch
+from argosy.stream.by_length import ByLengthCutter
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memory
-from argosy.training.device.process_state import kept_by
+from argosy.training.device.process_state import check_settings_kept
 from argosy.training.member.answers import Answers
 from argosy.training.member.checkpoint import to_plain
 from argosy.training.member.checks import (
@@ -39,21 +39,28 @@ from argosy.training.member.checks import (
     check_schedule,
     collect_registered,
 )
-from argosy.training.member.copied import CALLED, LARGE, copies_of, ensure_own_memory, optimizers_of, with_own_callables
+from argosy.training.member.copied import (
+    CALLED,
+    DATA_BYTES,
+    copy_together,
+    ensure_own_memory,
+    optimizers_of,
+    with_own_callables,
+)
 from argosy.training.member.own import (
+    build_own_optimizers,
     load_optimizer_state,
     load_schedule_state,
-    own_optimizers,
     schedule_state,
-    without_given,
+    strip_given,
 )
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
-from argosy.training.member.snapshots import Snapshots, unstacked
+from argosy.training.member.snapshots import Snapshots, unstack_snapshots
 from argosy.training.member.tally import Tally, batch_total
 from argosy.training.member.validation import Validation
-from argosy.training.optim.one_pass import takes_one_pass
+from argosy.training.optim.one_pass import can_step_in_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["Best", "BatchLengths", "LiveMember", "build_member", "load_weights", "effective_seed"]
@@ -165,7 +172,7 @@ class LiveMember:
     _validating: Randomness | None = None
     """Random state of the current validation, if any."""
     _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Copies of the buffers, except `LARGE` ones, from the start of this validation, which a resumed member repeats from the start."""
+    """Copies of the buffers, except `DATA_BYTES` ones, from the start of this validation, which a resumed member repeats from the start."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -210,7 +217,7 @@ class LiveMember:
             self._selections[split] = Selection.of(subset, orders.lengths[split])
         selection, order, drop_last = self._selections[split], orders.epoch(split, epoch), trains and member.drop_last
         if not orders.by_length:
-            return InOrder(
+            return InOrderCutter(
                 selection=selection,
                 order=order,
                 batch_size=size,
@@ -219,7 +226,7 @@ class LiveMember:
                 carried=carried,
             )
         alike = selection.multiplicity is None
-        return ByLength(
+        return ByLengthCutter(
             selection=selection,
             order=order,
             batch_size=size,
@@ -249,8 +256,8 @@ class LiveMember:
     def validating(self) -> Randomness:
         """Random state of the current validation: a copy of the training state at its start, which advances over all its blocks."""
         if self._validating is None:
-            self._validating = self.randomness.aside()
-            small = [(name, b) for name, b in self.model.named_buffers() if b.numel() * b.itemsize <= LARGE]
+            self._validating = self.randomness.clone()
+            small = [(name, b) for name, b in self.model.named_buffers() if b.numel() * b.itemsize <= DATA_BYTES]
             self._unvalidated = {name: buffer.clone() for name, buffer in small}
         return self._validating
 
@@ -392,10 +399,10 @@ class LiveMember:
         """
         if self._best_here:
             weights = self._weights(averaged=self.best is not None and self.best.averaged)
-            self._best_weights = self._copied_there(weights) or to_plain(weights, host=True)
+            self._best_weights = self._copy_on_device(weights) or to_plain(weights, host=True)
             self._best_here = False
 
-    def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
+    def _copy_on_device(self, weights: dict[str, Any]) -> dict[str, Any] | None:
         """Return copies in the accelerator's memory; None for a large network, a state with more than tensors, or if memory is short."""
         tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
         if not self.backend.apart or len(tensors) < len(weights) or sum(t.nbytes for t in tensors) > SMALL_BYTES:
@@ -446,7 +453,7 @@ class LiveMember:
     def trial(self) -> "LiveMember":
         """Return a copy whose steps leave this member unchanged."""
         try:
-            member, model, optimizer, schedule = copies_of(self.member, self.model, self.optimizer, self.schedule)
+            member, model, optimizer, schedule = copy_together(self.member, self.model, self.optimizer, self.schedule)
         except Exception as error:  # boundary to the objects of a user's network
             if is_out_of_memory(error):
                 raise
@@ -473,7 +480,7 @@ class LiveMember:
         return {
             "model": weights,
             "turned": sorted(self._frozen ^ _frozen(self.model)),
-            "optimizer": without_given(self.optimizer.state_dict()),
+            "optimizer": strip_given(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else schedule_state(self.schedule),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
@@ -510,7 +517,7 @@ class LiveMember:
         self.best = None if state["best"] is None else Best(*state["best"])
         self.note_best_saved()
         if self.snapshots is not None:
-            self.snapshots.weights = unstacked(state.get("snapshots"))
+            self.snapshots.weights = unstack_snapshots(state.get("snapshots"))
         gathered = state["carried"]
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
@@ -537,7 +544,7 @@ def build_member(
     seed = effective_seed(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     own = with_own_callables(member, {})
-    with kept_by(member.name), randomness.building():
+    with check_settings_kept(member.name), randomness.building():
         with collect_registered() as registered:
             model = own.model()
         check_network(member, model)
@@ -545,7 +552,9 @@ def build_member(
             member, [(f"layer {kind.__name__}", kind) for kind in dict.fromkeys(map(type, model.modules()))]
         )
         model = model.to(backend.device)
-        optimizer, schedule = _optimizer(own, model, mode) if member.optimizers is None else own_optimizers(own, model)
+        optimizer, schedule = (
+            _optimizer(own, model, mode) if member.optimizers is None else build_own_optimizers(own, model)
+        )
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
@@ -554,7 +563,7 @@ def build_member(
     trained = model, optimizer, schedule, randomness
     live = LiveMember(own, backend, *trained, objective, mode, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
-    live.one_pass = not exact and takes_one_pass(optimizer)
+    live.one_pass = not exact and can_step_in_one_pass(optimizer)
     return live
 
 

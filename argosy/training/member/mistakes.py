@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
 from argosy.study import Member
-from argosy.training.member.checks import wants_classes
+from argosy.training.member.checks import takes_classes
 
 __all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "format_tensor"]
 
@@ -72,7 +72,7 @@ def explain_loss(member: Member, output: Any, target: Any) -> None:
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     found = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"
-    if wants_classes(member.loss):
+    if takes_classes(member.loss):
         _explain_classes(found, output, target)
     elif output.shape != target.shape and output.numel() == target.numel():
         raise StudyError(f"{found} needs the same shape for both. Use {same_shape(output.shape, target.shape)}.")

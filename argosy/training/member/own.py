@@ -17,11 +17,11 @@ from argosy.training.member.checks import check_initialized, check_stepped
 __all__ = [
     "OwnOptimizers",
     "OwnSchedules",
-    "own_optimizers",
+    "build_own_optimizers",
     "load_optimizer_state",
     "load_schedule_state",
     "schedule_state",
-    "without_given",
+    "strip_given",
 ]
 
 GIVEN = (FunctionType, Enum)
@@ -119,16 +119,16 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
                     held[name] = value.to(held[name].device, copy=True)
 
 
-def without_given(state: Any) -> Any:
+def strip_given(state: Any) -> Any:
     """Return an optimizer's state without values of the types in `GIVEN`."""
     if isinstance(state, list):
-        return [without_given(item) for item in state]
+        return [strip_given(item) for item in state]
     if not isinstance(state, dict):
         return state
-    return {key: without_given(item) for key, item in state.items() if not isinstance(item, GIVEN)}
+    return {key: strip_given(item) for key, item in state.items() if not isinstance(item, GIVEN)}
 
 
-def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
+def build_own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
     """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
     made = member.optimizers(model)

@@ -18,17 +18,17 @@ from argosy.errors import StudyError
 from argosy.stream.batches import copy_to_device
 from argosy.study import Member
 
-__all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "widened"]
+__all__ = ["LossScale", "LossScales", "autocast", "autocast_dtype", "widen_losses"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-FIRST = 2.0**16
-LEAST = 2.0**-16
+FIRST_SCALE = 2.0**16
+MIN_SCALE = 2.0**-16
 """Smallest scale: with a smaller one, all finite gradients are zero in float16."""
-INTERVAL = 2000
+GROWTH_INTERVAL = 2000
 """Steps without overflow after which a scale doubles."""
 
 
-def dtype_of(member: Member) -> torch.dtype:
+def autocast_dtype(member: Member) -> torch.dtype:
     """Return the dtype in which a member's network computes under autocast."""
     return DTYPES.get(member.precision, torch.float32)
 
@@ -40,7 +40,7 @@ def autocast(member: Member, device: torch.device, *, cached: bool = True) -> co
     return torch.autocast(device.type, DTYPES[member.precision], cache_enabled=cached)
 
 
-def widened(losses: Tensor) -> Tensor:
+def widen_losses(losses: Tensor) -> Tensor:
     """Return float16 losses as float32: their gradient, the scale, may exceed float16's range."""
     return losses.float() if losses.dtype == torch.float16 else losses
 
@@ -50,7 +50,7 @@ class LossScale:
     """Loss scale of one member."""
 
     member: str
-    value: float = FIRST
+    value: float = FIRST_SCALE
     steps: int = 0
     """Steps since the scale last changed."""
 
@@ -65,11 +65,11 @@ class LossScale:
         """Update the scale after a step, or after one that was skipped as `overflowed`. Raises StudyError if no scale helps."""
         if overflowed:
             self.value, self.steps = self.value / 2, 0
-        elif self.steps + 1 < INTERVAL:
+        elif self.steps + 1 < GROWTH_INTERVAL:
             self.steps += 1
         elif self.value * 2 <= torch.finfo(torch.float32).max:
             self.value, self.steps = self.value * 2, 0
-        if self.value < LEAST:
+        if self.value < MIN_SCALE:
             raise StudyError(
                 f"member {self.member!r}: its gradients keep overflowing in float16, most recently with a loss "
                 f"scale of {self.value * 2:g}, and each of these steps was skipped. Set precision='bfloat16', or "

@@ -45,11 +45,11 @@ class Randomness:
 
     def copy(self) -> "Randomness":
         """Return an independent copy that covers all generators."""
-        copied = self.aside()
+        copied = self.clone()
         copied.uses_others = True
         return copied
 
-    def aside(self) -> "Randomness":
+    def clone(self) -> "Randomness":
         """Return an independent copy."""
         clone = None if self.device_state is None else self.device_state.clone()
         copied = Randomness(self.backend, self.torch_state.clone(), clone, self.others)

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from argosy.averages import EMA, SWA, Average, LastK
 
-__all__ = ["RunningAverage", "Statistics", "counting", "norms_of"]
+__all__ = ["RunningAverage", "Statistics", "extend_statistics", "norms_of"]
 
 Statistics = tuple[Mapping[str, Tensor], Sequence[int]]
 """Snapshot of statistics that are being computed: buffers by name, and the number of batches."""
@@ -30,7 +30,7 @@ def norms_of(model: nn.Module) -> list[_BatchNorm]:
 
 
 @contextlib.contextmanager
-def counting(norms: Sequence[_BatchNorm], batches: int) -> Iterator[None]:
+def extend_statistics(norms: Sequence[_BatchNorm], batches: int) -> Iterator[None]:
     """Let a forward pass inside extend statistics, the mean over `batches` batches, by one more batch."""
     momenta = [norm.momentum for norm in norms]
     try:
@@ -175,7 +175,7 @@ class RunningAverage:
     @contextlib.contextmanager
     def recomputing(self) -> Iterator[None]:
         """Let a forward pass inside add one training batch to the statistics of the averaged weights."""
-        with torch.no_grad(), self.held(), counting(self._norms, self.batches):
+        with torch.no_grad(), self.held(), extend_statistics(self._norms, self.batches):
             yield
         self.batches += 1
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from argosy.training.member.checkpoint import to_plain
 
-__all__ = ["MOST", "Snapshots", "unstacked"]
+__all__ = ["MAX_SECTIONS", "Snapshots", "unstack_snapshots"]
 
-MOST = 32
+MAX_SECTIONS = 32
 """Most sections kept per member; each of them costs a pass over all validation samples when an ensemble is chosen."""
 Section = tuple[int, int]
 """Number of finished epochs before a section, and its number within its epoch."""
@@ -26,7 +26,7 @@ class Snapshots:
 
     def sections(self, each: int) -> int:
         """Return how many sections are kept if each takes this many bytes."""
-        return min(self.most_bytes // each, MOST) if each else 0
+        return min(self.most_bytes // each, MAX_SECTIONS) if each else 0
 
     def add(self, section: Section, weights: Mapping[str, Any]) -> None:
         """Copy the weights of a section, and drop the oldest ones if needed.
@@ -53,7 +53,7 @@ class Snapshots:
         return {"sections": [*self.weights], "weights": weights}
 
 
-def unstacked(state: Mapping[str, Any] | None) -> dict[Section, Mapping[str, Tensor]]:
+def unstack_snapshots(state: Mapping[str, Any] | None) -> dict[Section, Mapping[str, Tensor]]:
     """Return the weights by section from a `stacked` state; nothing for a checkpoint without snapshots."""
     found = {"sections": [], "weights": {}} if state is None else state
     return {

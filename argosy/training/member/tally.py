@@ -14,7 +14,7 @@ from argosy.training.device.devices import Backend, DeviceEvent
 __all__ = ["Tally", "to_float64", "per_sample", "batch_total", "batch_totals"]
 
 
-class Coming(NamedTuple):
+class PendingSums(NamedTuple):
     """Sums of batches that are being copied to the host."""
 
     name: str
@@ -36,7 +36,7 @@ class Tally:
         self.digest: Digest = Digest()
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
-        self._coming: list[Coming] = []
+        self._coming: list[PendingSums] = []
         """Sums being copied to the host, in order."""
         self._asked = 0
         """Length of `_coming` when `finite` was last read."""
@@ -55,7 +55,7 @@ class Tally:
         self.fetch()
         self.rows += rows
         self.digest = self.digest.plus(digest)
-        self._coming.append(Coming(name, totals, event, self.rows))
+        self._coming.append(PendingSums(name, totals, event, self.rows))
 
     @property
     def sums(self) -> Mapping[str, float]:
@@ -79,7 +79,7 @@ class Tally:
         """Start copying the device's sums to the host, after all work issued on the current stream."""
         if self._unread:
             for name, totals in self._unread.items():
-                self._coming.append(Coming(name, *self.backend.fetch(torch.stack(totals)), self.rows))
+                self._coming.append(PendingSums(name, *self.backend.fetch(torch.stack(totals)), self.rows))
             self._unread.clear()
 
     def _read(self, count: int) -> None:

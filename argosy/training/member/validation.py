@@ -72,8 +72,10 @@ class Validation:
     def add(self, rows: int, digest: Digest, losses: torch.Tensor, output: Any, target: Any) -> None:
         """Add a batch: its per-sample losses or their mean, and the network's output."""
         if self.member.metrics and not self.sums.rows:
-            self._sort(rows, output, target)
-        values = {name: self._one_each(name, metric, rows, output, target) for name, metric in self._per_sample.items()}
+            self._sort_metrics(rows, output, target)
+        values = {
+            name: self._sample_values(name, metric, rows, output, target) for name, metric in self._per_sample.items()
+        }
         for state in self._states.values():
             state.update(output, target)
         if self._of_the_set:
@@ -119,12 +121,12 @@ class Validation:
     def check(self, rows: int, output: Any, target: Any) -> None:
         """Raise StudyError for a metric that, because of shapes, compares outputs with targets of other samples in the first batch."""
         for name, metric in self.member.metrics.items():
-            given = self.member, f"metric {name!r}", partial(self._once, name, metric), (output, target), rows
+            given = self.member, f"metric {name!r}", partial(self._batch_value, name, metric), (output, target), rows
             check_pairs(*given)
             if name in self._per_sample:
                 check_halves(*given)
 
-    def _once(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
+    def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
         if name not in self._states:
             return _tensor(metric(*pair))
@@ -134,7 +136,7 @@ class Validation:
 
     # ---- kinds
 
-    def _sort(self, rows: int, output: Any, target: Any) -> None:
+    def _sort_metrics(self, rows: int, output: Any, target: Any) -> None:
         """Determine the kind of each metric.
 
         A batch of one sample is doubled, because a value per sample and one number for the set could look alike.
@@ -177,7 +179,7 @@ class Validation:
 
     # ---- values
 
-    def _one_each(
+    def _sample_values(
         self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
     ) -> torch.Tensor:
         value = _tensor(metric(output, target))

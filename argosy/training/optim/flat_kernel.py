@@ -16,15 +16,15 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import InBranches
 from argosy.training.optim.kernels import (
     OF_MUON,
     Numbers,
     Settings,
     Steps,
-    adopt,
-    mark_as_called,
+    adopt_state,
+    mark_stepped,
     orthogonal,
     parts_of,
     settings_of,
@@ -115,10 +115,10 @@ class FlatKernel:
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], memory: FlatMemory) -> "FlatKernel | None":
         """Return the kernel of these optimizers; None if the device has none, or if weights of one group have made unequal numbers of steps."""
-        kernels = kernels_of(memory.weights.device)
+        kernels = find_kernels(memory.weights.device)
         if kernels is None or any(map(steps_differ, optimizers)):
             return None
-        mark_as_called(optimizers)
+        mark_stepped(optimizers)
         return cls(optimizers, memory, kernels)
 
     @property
@@ -185,7 +185,7 @@ class FlatKernel:
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
         for name, moment in zip(NAMES[kind], self._moments, strict=True):
             if name:
-                adopt(state, name, moment[place].view(weight.shape))
+                adopt_state(state, name, moment[place].view(weight.shape))
         if kind in ADAMS:
             steps.fill_(float(state.get("step", 0)))
             state["step"] = steps

@@ -37,10 +37,10 @@ __all__ = [
     "Settings",
     "Steps",
     "adam_numbers",
-    "adopt",
+    "adopt_state",
     "is_unusual",
     "optimizer_kind",
-    "mark_as_called",
+    "mark_stepped",
     "orthogonal",
     "parts_of",
     "settings_of",
@@ -122,7 +122,7 @@ class Tile:
         """Number of steps that each row has made, as a live view; empty if the optimizer does not count steps."""
         return self.state["step"][:, 0].numpy() if "step" in self.state else np.empty(0, np.float32)
 
-    def placed(self, numbers: Numbers) -> Tensor:
+    def to_device(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
         if self.shown is None or not np.array_equal(self.shown[0], numbers):
             self.shown = numbers, copy_to_device(torch.from_numpy(numbers).to(self.weights.dtype), self.weights.device)
@@ -170,7 +170,7 @@ class Kernel:
                         state=state,
                     )
                 )
-        mark_as_called(optimizers)
+        mark_stepped(optimizers)
         return cls(optimizers, rows, tiles)
 
     def ready(self, gradients: Tensor) -> Move | None:
@@ -260,7 +260,7 @@ class Rule(NamedTuple):
         """Return the next step along gradients, with its numbers."""
         if self.fused is not None and gradients.device.type == "cpu":
             return self.fused(tile, gradients)
-        return self.move(tile, gradients, tile.placed(self.numbers(tile, 1)[0]))
+        return self.move(tile, gradients, tile.to_device(self.numbers(tile, 1)[0]))
 
 
 def settings_of(group: dict[str, Any]) -> tuple[Any, ...]:
@@ -524,7 +524,7 @@ def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
     return kind is AdamW or bool(group.get("decoupled_weight_decay"))
 
 
-def mark_as_called(optimizers: Sequence[Optimizer]) -> None:
+def mark_stepped(optimizers: Sequence[Optimizer]) -> None:
     """Mark optimizers as stepped although their own `step` is not called; otherwise schedules would warn."""
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -558,11 +558,11 @@ def _state(
             for name, matrix in state.items():
                 start = piece.start - pieces[0].start
                 own = matrix[row, number] if name == "step" else matrix[row, start : start + parameter.numel()]
-                adopt(optimizer.state[parameter], name, own.view(() if name == "step" else piece.shape))
+                adopt_state(optimizer.state[parameter], name, own.view(() if name == "step" else piece.shape))
     return state
 
 
-def adopt(state: dict[str, Any], name: str, own: Tensor) -> None:
+def adopt_state(state: dict[str, Any], name: str, own: Tensor) -> None:
     """Make this tensor a part of an optimizer's state; the existing value, if any, is copied into it."""
     if state.get(name) is not None:
         own.copy_(state[name])

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from argosy.training.optim.kernels import adam_numbers, is_unusual, mark_as_called, sgd_numbers
+from argosy.training.optim.kernels import adam_numbers, is_unusual, mark_stepped, sgd_numbers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "takes_one_pass"]
+__all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "can_step_in_one_pass"]
 
 Weights = list[Tensor]
 Group = dict[str, Any]
@@ -25,11 +25,11 @@ States = dict[Tensor, dict[str, Any]]
 Move = Callable[[], object]
 
 
-def takes_one_pass(optimizer: Any) -> bool:
+def can_step_in_one_pass(optimizer: Any) -> bool:
     """Return whether `step_in_one_pass` may make the steps of an optimizer, or of some optimizers of a list."""
     if isinstance(optimizer, OptimizerList):
         of_rules = [part for part in optimizer.parts if type(part) in RULES]
-        return bool(of_rules) and not is_unusual(optimizer) and all(map(takes_one_pass, of_rules))
+        return bool(of_rules) and not is_unusual(optimizer) and all(map(can_step_in_one_pass, of_rules))
     if type(optimizer) not in RULES or is_unusual(optimizer):
         return False
     places = {(weight.device.type, weight.dtype) for group in optimizer.param_groups for weight in group["params"]}
@@ -43,7 +43,7 @@ def step_in_one_pass(optimizer: Optimizer) -> bool:
         for part in optimizer.parts:
             if not (type(part) in RULES and step_in_one_pass(part)):
                 part.step()
-        mark_as_called([optimizer])
+        mark_stepped([optimizer])
         return True
     moves = prepare_moves(optimizer)
     if moves is None:
@@ -77,7 +77,7 @@ def apply_moves(optimizer: Optimizer, moves: Sequence[Move]) -> None:
     """Make a step that `prepare_moves` returned."""
     for move in moves:
         move()
-    mark_as_called([optimizer])
+    mark_stepped([optimizer])
 
 
 def _dense(gradient: Tensor) -> bool:

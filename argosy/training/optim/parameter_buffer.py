@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterBuffer", "Piece", "outside", "stacked"]
+__all__ = ["ParameterBuffer", "Piece", "outside_buffer", "stack_tensors"]
 
 ALIGNED = 16
 """The distance between the starts of two rows is a multiple of this number of elements."""
@@ -82,8 +82,8 @@ class ParameterBuffer:
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):
                 parameter.data = piece.of(row).copy_(parameter.detach())
-        fixed = stacked([{n: p for n, p in own.items() if not p.requires_grad} for own in named])
-        buffers = stacked([dict(model.named_buffers()) for model in models])
+        fixed = stack_tensors([{n: p for n, p in own.items() if not p.requires_grad} for own in named])
+        buffers = stack_tensors([dict(model.named_buffers()) for model in models])
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
@@ -95,7 +95,7 @@ class ParameterBuffer:
 
 
 @contextlib.contextmanager
-def outside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def outside_buffer(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Give weights that are views of common memory their own memory inside, so that products round as for a member alone."""
     views = [parameter.data for parameter in parameters]
     for parameter in parameters:
@@ -107,7 +107,7 @@ def outside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.data = view.copy_(parameter.data)
 
 
-def stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def stack_tensors(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack tensors of the same name; the members' own tensors become views of the stack."""
     stacked = {name: torch.stack([tensors[name].detach() for tensors in named]) for name in named[0]}
     for row, tensors in enumerate(named):

@@ -16,7 +16,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves
 from argosy.study import IGNORED, Member
 from argosy.training.device.clock import time_on_device
-from argosy.training.device.heap import large_outside
+from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import (
     check_differentiated,
@@ -25,13 +25,13 @@ from argosy.training.member.checks import (
     check_modes,
     check_step_updates,
     modes_of,
-    wants_classes,
+    takes_classes,
 )
 from argosy.training.member.copied import optimizers_of
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
-from argosy.training.member.precision import LossScale, autocast, widened
+from argosy.training.member.precision import LossScale, autocast, widen_losses
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import step_in_one_pass
@@ -96,7 +96,7 @@ class Solo:
 
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
         """Run the backward pass on `rows` samples of a batch of size `of`, weighted by their share; returns losses per sample."""
-        with contextlib.nullcontext() if self.live.steps else large_outside():
+        with contextlib.nullcontext() if self.live.steps else outside_heap():
             for optimizer in self._moded:
                 optimizer.train()
             data = self.augmented(data)
@@ -170,7 +170,7 @@ class Solo:
         with self._autocast():
             output = self._output(inputs)  # with gradients, as in each step: the network may set hooks on its tensors
             with torch.no_grad():
-                if wants_classes(member.loss):
+                if takes_classes(member.loss):
                     check_labels(member, output, pair_of(member, whole)[1])
                 return check_loss(member, output, target, count)
 
@@ -247,7 +247,7 @@ class Solo:
         live = self.live
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        with contextlib.nullcontext() if live.steps else large_outside():
+        with contextlib.nullcontext() if live.steps else outside_heap():
             if not (live.one_pass and step_in_one_pass(live.optimizer)):
                 live.optimizer.step()
 
@@ -304,7 +304,7 @@ class Solo:
                 losses = self._losses_of(data)[0]
             share, scale = rows / batch_rows, self.live.loss_scale
             if scale is not None:
-                losses, share = widened(losses), share * scale.value
+                losses, share = widen_losses(losses), share * scale.value
             torch.autograd.backward(losses, self._weights_of(losses, share))
         else:
             losses = self._moved(data)

@@ -10,9 +10,9 @@ from argosy.protocol.trainer import StartMember
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE
-from argosy.training.device.heap import large_outside
+from argosy.training.device.heap import outside_heap
 from argosy.training.member import checkpoint
-from argosy.training.member.changes import change
+from argosy.training.member.changes import apply_changes
 from argosy.training.member.files import Files
 from argosy.training.member.live import LiveMember
 
@@ -55,11 +55,11 @@ class AssignedMember:
         if start.checkpoint is not None:
             built = [dict(group) for group in live.optimizer.param_groups]
             # The driver has compared the checksum. The tensors of the file are freed afterwards, and their copies stay.
-            with large_outside():
+            with outside_heap():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
             if start.changes is not None:
                 live.forget_source()  # the file holds the source's
-                change(live, start.changes, built)
+                apply_changes(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
         leads = start.group_rank is None or start.group_rank.rank == 0
@@ -106,7 +106,7 @@ class AssignedMember:
             self.live.begin_epoch(self.orders, place.epoch)
         return True
 
-    def ends(self, place: Place) -> bool:
+    def must_end_section(self, place: Place) -> bool:
         """Return whether this member must end the section that a block ends."""
         return place.section >= self.next_section and place.epoch == self.stream_epoch
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 __all__ = ["Descriptors", "lowest_free"]
 
-LEAKED = 16
+LEAK_FILES = 16
 """Number of files left open from which a member counts as leaking."""
 MARGIN = 32
 """Number of files that the other members must still be able to open."""
-ROOM = 256
+RAISED_BY = 256
 """Number of files by which the limit is raised if an ended member's files stay open."""
 
 
@@ -28,7 +28,7 @@ class Descriptors:
 
     def exhausted_by(self, name: str) -> bool:
         """Return whether a member has leaked files and the limit is almost reached."""
-        return self.left[name] >= LEAKED and lowest_free() > _limit() - MARGIN
+        return self.left[name] >= LEAK_FILES and lowest_free() > _limit() - MARGIN
 
     def make_room(self, name: str) -> None:
         """Close files of an ended member; if they stay open, raise the soft limit as far as possible, by at most `QUEUE_SIZE`."""
@@ -36,7 +36,7 @@ class Descriptors:
         gc.collect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if lowest_free() > soft - MARGIN and soft != hard:
-            most = soft + ROOM if hard == resource.RLIM_INFINITY else min(soft + ROOM, hard)
+            most = soft + RAISED_BY if hard == resource.RLIM_INFINITY else min(soft + RAISED_BY, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 

@@ -14,10 +14,10 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.choice.admission import Admitted, admit
+from argosy.training.choice.admission import PassedChecks, admit
 from argosy.training.choice.copies import hide_step_warning
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divide_evenly
-from argosy.training.choice.rehearsal import on_copies, rehearse
+from argosy.training.choice.rehearsal import needs_copies, rehearse
 from argosy.training.device.devices import is_out_of_memory, memory_left
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
@@ -27,7 +27,7 @@ from argosy.training.trainer.program_instances import ProgramInstance, Round
 
 __all__ = ["ProgramChoice", "weight_bytes"]
 
-PAIRS = 2
+MIN_PAIRS = 2
 """Least number of pairs of members to measure. If none was faster as one program, no more are measured, which would cost a short trial much."""
 TWO = ProgramCandidate(2)
 
@@ -51,7 +51,7 @@ class ProgramChoice:
     """Whether a member was assigned since the last `form_groups`."""
     _waits: bool = field(default=False, init=False)
     """Whether a group waits for a block on which copies of its members are measured."""
-    _admitted: Admitted = field(default_factory=Admitted, init=False)
+    _admitted: PassedChecks = field(default_factory=PassedChecks, init=False)
     _compilations: dict[FusionGroup, Compilation] = field(default_factory=dict, init=False)
     """Compiled passes, of groups that may be compiled."""
     _pairs: dict[FusionGroup, bool] = field(default_factory=dict, init=False)
@@ -101,9 +101,9 @@ class ProgramChoice:
         lives = [assigned.live for assigned in _assigned(instances)]
         with hide_step_warning():
             compiles = "compiled" in self.kinds
-            pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
+            pairs = compiles or len(self._pairs) < MIN_PAIRS or any(self._pairs.values())
             admission = admit(
-                lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(instances)
+                lives, block, self._admitted, single=compiles, pairs=pairs, before=_earlier_groups(instances)
             )
         self._check_device("its members were tried as one program")
         for names, lengths in (*admission.packs.items(), *admission.unlike.items()):
@@ -117,14 +117,14 @@ class ProgramChoice:
                 fusion_group.lengths = lengths
             for instance in members:
                 instance.fusion_group = fusion_group
-            self._take_over(fusion_group)
+            self._adopt_choices(fusion_group)
             if known is None:
                 self._restore_programs(fusion_group, members)
         for instance in [instance for instance in instances if instance.fusion_group is None]:
             kinds = self._kinds_of([instance], alike=False)
             if len(kinds) > 1:
                 instance.fusion_group = FusionGroup(kinds=kinds)
-                self._take_over(instance.fusion_group)
+                self._adopt_choices(instance.fusion_group)
                 self._restore_programs(instance.fusion_group, [instance])
         for names, reason in admission.failed.items():
             self._report_fallback(names, "fused", reason)
@@ -149,7 +149,7 @@ class ProgramChoice:
             return None
         return self._compilations.setdefault(fusion_group, Compilation())
 
-    def _take_over(self, fusion_group: FusionGroup) -> None:
+    def _adopt_choices(self, fusion_group: FusionGroup) -> None:
         """Give the group the choices of earlier runs for its members; if they differ, that of the first member by name is used."""
         members = sorted(_assigned(self._of(fusion_group)), key=lambda one: one.name)
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
@@ -204,7 +204,7 @@ class ProgramChoice:
                     seconds, samples = sum(one.seconds for one in rounds), sum(one.samples for one in rounds)
                     needs = [one.need for one in rounds if one.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
-                self._go_on(fusion_group, count, block)
+                self._next_candidate(fusion_group, count, block)
 
     def handle_error(self, instance: ProgramInstance, error: str, *, memory: bool) -> None:
         """Handle an error in a step of several members, after the step was undone; `settle` then chooses another program for them."""
@@ -233,12 +233,12 @@ class ProgramChoice:
     def _of(self, fusion_group: FusionGroup) -> list[ProgramInstance]:
         return [instance for instance in self._instances if instance.fusion_group is fusion_group]
 
-    def _go_on(self, fusion_group: FusionGroup, count: int, block: Block | None) -> None:
+    def _next_candidate(self, fusion_group: FusionGroup, count: int, block: Block | None) -> None:
         """Switch to the next candidate, for timing or permanently."""
-        fusion_group.foresee(count, self._room(fusion_group))
+        fusion_group.estimate_fit(count, self._room(fusion_group))
         instances = self._of(fusion_group)
         lives = [assigned.live for assigned in _assigned(instances)]
-        if fusion_group.undecided(count) and on_copies(fusion_group, lives):
+        if fusion_group.is_undecided(count) and needs_copies(fusion_group, lives):
             if block is not None:
                 self._rehearse(fusion_group, lives, block)
             elif not any(instance.broke for instance in instances):  # a broken instance needs another program at once
@@ -259,12 +259,14 @@ class ProgramChoice:
             if {ALONE, TWO} <= fusion_group.costs.keys():
                 self._pairs[fusion_group] = fusion_group.costs[TWO] < fusion_group.costs[ALONE]
         if changes or (not measures and (fusion_group.costs or fusion_group.chosen)):
-            self._emit(SectionReport(events=(*events, self._packed(fusion_group, instances, settled=not measures))))
+            self._emit(
+                SectionReport(events=(*events, self._make_packed(fusion_group, instances, settled=not measures)))
+            )
 
     def _rehearse(self, fusion_group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
         """Measure the group's candidates on copies; candidates that raise are ruled out."""
         names = ", ".join(repr(live.member.name) for live in lives)
-        while fusion_group.undecided(len(lives)):
+        while fusion_group.is_undecided(len(lives)):
             with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), hide_step_warning():
                 try:
                     rehearse(fusion_group, lives, block)
@@ -289,7 +291,7 @@ class ProgramChoice:
         kept = sum(instance.kept_bytes for instance in self._instances if instance.fusion_group is not fusion_group)
         return memory_left(backend, in_use + kept)
 
-    def _packed(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance], *, settled: bool) -> Packed:
+    def _make_packed(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance], *, settled: bool) -> Packed:
         known = sorted(fusion_group.costs.items())
         return Packed(
             device=self._device,
@@ -365,7 +367,7 @@ def _may_be_captured(instance: ProgramInstance) -> bool:
     return "graphed" in instance.fusion_group.kinds if instance.fusion_group else not why_not_captured(instance.program)
 
 
-def _unlike_before(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
+def _earlier_groups(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
     """Return the members that were in a fusion group before, here or according to the journal, and whether it was of unlike members."""
     found = {}
     for instance in instances:

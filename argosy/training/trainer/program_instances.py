@@ -12,13 +12,13 @@ from typing import Any
 from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
 from argosy.training.choice.fusion_group import ROUND_SECONDS, STEPS, FusionGroup, Kind
-from argosy.training.choice.rehearsal import program_of
+from argosy.training.choice.rehearsal import make_program
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed.graphed import Graphed, why_not_captured
 from argosy.training.programs.program import Program, SharedProgram
-from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.assigned import AssignedMember
@@ -74,7 +74,7 @@ class ProgramInstance:
         """Make an instance of one or several members, with the kind of program that their fusion group uses."""
         lives, group = [assigned.live for assigned in assignment], fusion_group or FusionGroup()
         kind = group.now.kind
-        program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, group.lengths)
+        program = Fused.of(lives, compilation) if kind == "compiled" else make_program(lives, kind, group.lengths)
         if kind == "graphed" or (isinstance(program, Grouped) and why_not_captured(program) is None):
             try:
                 program = Graphed.of(program)
@@ -86,7 +86,7 @@ class ProgramInstance:
     @classmethod
     def of_rank(cls, assigned: AssignedMember, group_rank: GroupRank) -> "ProgramInstance":
         """Make the instance of one rank of a split member; its group begins to form."""
-        on = sums_on(assigned.live.backend.device)
+        on = sum_device(assigned.live.backend.device)
         group = Group.form(group_rank.rendezvous, group_rank.rank, len(group_rank.shares), on=on)
         return cls(
             program=Shard(assigned.live, group, group_rank.shares, number=group_rank.number), assignment=(assigned,)

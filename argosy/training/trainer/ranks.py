@@ -40,7 +40,7 @@ class Ranks:
     """Returns whether a command is pending; polled after moves and while waiting."""
     waited: float = field(default=0.0, init=False)
     """Seconds spent only waiting for other devices."""
-    _told: set[str] = field(default_factory=set, init=False)
+    _reported: set[str] = field(default_factory=set, init=False)
     """Rendezvous of groups that were reported as broken."""
 
     def through(self, instances: Sequence[ProgramInstance], assigned: Container[str], block: Block) -> bool:
@@ -53,7 +53,7 @@ class Ranks:
         # The copies are on the device itself, because other members step between two begins, and a changed block would not
         # show which member wrote.
         shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
-        through = self._moves(
+        through = self._make_moves(
             split, deque(instance for instance in here if instance.shard is None), assigned, block, shown
         )
         for name, instance in split.items():
@@ -61,7 +61,7 @@ class Ranks:
                 self._guard(name, partial(instance.watch.refuse, name))
         return through
 
-    def _moves(
+    def _make_moves(
         self,
         split: Mapping[str, ProgramInstance],
         whole: deque[ProgramInstance],
@@ -78,7 +78,7 @@ class Ranks:
                 if self.step(whole[0], block):
                     whole.popleft()
             else:
-                self._half(split[name], shards[name], cuts[name], move)
+                self._step_half(split[name], shards[name], cuts[name], move)
                 if name not in assigned:
                     del shards[name]
             if self.called():
@@ -87,7 +87,7 @@ class Ranks:
             next(cuts[name], None)  # gathers the first samples of a batch that a later block completes
         return True
 
-    def _half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
+    def _step_half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         before = instance.samples
         half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
         with self._heartbeat.busy(f"training {instance.words}"), instance.watch.steps():
@@ -102,13 +102,13 @@ class Ranks:
             f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
         ):
             while shard.waits and not self.called():
-                self._tell_if_broken(name, shard.group)
+                self._report_if_broken(name, shard.group)
                 time.sleep(POLL_SECONDS)
         self.waited += time.perf_counter() - started
 
-    def _tell_if_broken(self, name: str, group: Group) -> None:
-        if group.broken and group.rendezvous not in self._told:
-            self._told.add(group.rendezvous)
+    def _report_if_broken(self, name: str, group: Group) -> None:
+        if group.broken and group.rendezvous not in self._reported:
+            self._reported.add(group.rendezvous)
             self._emit(Broke(member=name, detail=group.broken))
 
 

@@ -46,7 +46,7 @@ class Stepping:
 
     def __post_init__(self, emit: Callable[[Any], None]) -> None:
         own = self._guard, self._heartbeat, emit
-        self._ranks = Ranks(*own, step=self._beside, stepped=self._stepped, called=self._called)
+        self._ranks = Ranks(*own, step=self._step_once, stepped=self._stepped, called=self._called)
 
     def through(self, block: Block) -> bool:
         """Give every instance its turn; returns False if steps of the block are left."""
@@ -54,7 +54,7 @@ class Stepping:
         if trains and not self._guard.careful:
             self._program_choice.form_groups(block)
         if trains and any(instance.shard for instance in self._instances):
-            return self._merged(block)
+            return self._step_beside_split(block)
         through = True
         with run_concurrently([instance.program for instance in self._instances if trains]):
             for instance in list(self._instances):
@@ -72,14 +72,14 @@ class Stepping:
 
     # ---- beside split members
 
-    def _merged(self, block: Block) -> bool:
+    def _step_beside_split(self, block: Block) -> bool:
         self._left = False
         if not self._ranks.through(self._instances, self._assigned, block):
             return False
         self._program_choice.settle()
         return not self._left
 
-    def _beside(self, instance: ProgramInstance, block: Block) -> bool:
+    def _step_once(self, instance: ProgramInstance, block: Block) -> bool:
         """Make one step of a whole instance; returns whether it has nothing left to do in this pass."""
         through = self._advance(instance, block, lambda: True)
         over = through or instance.rests or instance not in self._instances
@@ -99,7 +99,7 @@ class Stepping:
         compiles = instance.kind == "compiled"  # compilation happens in the middle of a step
         with self._heartbeat.busy(f"training {instance.words}", opaque=compiles), instance.watch.steps():
             if instance.together:
-                through = self._together(instance, steps)
+                through = self._step_several(instance, steps)
             else:
                 through = self._guard(instance.names[0], steps) is not False
         if instance.watch.restore_if_written(shown, block):
@@ -109,7 +109,7 @@ class Stepping:
         instance.through = block.place if through else None
         return through
 
-    def _together(self, instance: ProgramInstance, steps: Callable[[], bool]) -> bool:
+    def _step_several(self, instance: ProgramInstance, steps: Callable[[], bool]) -> bool:
         """Step several members.
 
         A member ends if its own code raised. After other errors, other programs repeat the step, or the same one if memory could be freed.

@@ -39,18 +39,18 @@ from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.imported import check_imported
-from argosy.stream.padding import form_of
+from argosy.stream.imported import check_imports
+from argosy.stream.padding import batch_form
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import Backend, is_out_of_memory
-from argosy.training.device.heap import large_outside
+from argosy.training.device.heap import outside_heap
 from argosy.training.member.files import Files, Saving
 from argosy.training.member.live import LiveMember, build_member
 from argosy.training.member.outlook import TrainingOutlook, set_outlook
-from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import time_sums
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
@@ -62,7 +62,7 @@ from argosy.training.trainer.trials import Trials
 __all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
-AHEAD = 2
+MAX_BLOCKS_AHEAD = 2
 """Most blocks whose steps may be uncompleted when the device gets another one; each of them takes device memory."""
 
 
@@ -141,7 +141,7 @@ class Trainer:
     @property
     def behind(self) -> bool:
         """Whether the device must complete steps before it gets another block."""
-        return self.copies.ahead > AHEAD
+        return self.copies.ahead > MAX_BLOCKS_AHEAD
 
     @property
     def turns_left(self) -> int:
@@ -152,7 +152,7 @@ class Trainer:
 
     def set_splits(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout], shards: Sequence[int] = ()) -> None:
         """Set the number of samples and the layout of each split, and the shards that determine the order of training samples."""
-        by_length = form_of(layouts["train"].tree) is not None
+        by_length = batch_form(layouts["train"].tree) is not None
         self.orders = Orders(self.terms.seed, lengths, shards=shards, by_length=by_length)
         self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
@@ -188,14 +188,14 @@ class Trainer:
             members = cloudpickle.loads(command.definitions)
             if not self.known:
                 # Checked only the first time, because members of this trainer may change their modules later.
-                check_imported(members, command.imported)
+                check_imports(members, command.imported)
             self.enlist(members)
         elif isinstance(command, Measure):
             self.trials.want(command)
             if command.assignment is not None:
                 self._follow(command.assignment)
         elif isinstance(command, TimeSums):
-            on = sums_on(self.backend.device)
+            on = sum_device(self.backend.device)
             short, long = time_sums(command.rendezvous, command.rank, command.size, on=on)
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Unassign):
@@ -259,7 +259,7 @@ class Trainer:
             self._train_on(self._on_device(block))
             return
         # Allocated outside the heap, because the block stays while kernels for the members are made.
-        with large_outside():
+        with outside_heap():
             on_device = self._on_device(block)
         if self.trials.beside:
             self.at_hand = on_device
@@ -331,7 +331,7 @@ class Trainer:
         events: list[Event] = []
         answers: dict[str, tuple[int, bytes]] = {}
         for name, assigned in list(self.assigned.items()):
-            if assigned.ends(block.place):
+            if assigned.must_end_section(block.place):
                 # Reading the sums would wait as well, but hangs are only detected while the trainer is marked busy.
                 with self.heartbeat.busy("waiting for its device"):
                     assigned.wait()

@@ -13,7 +13,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.copies import hide_step_warning
 from argosy.training.choice.measure import measure_steps
-from argosy.training.device.process_state import kept_by
+from argosy.training.device.process_state import check_settings_kept
 from argosy.training.member.live import LiveMember
 from argosy.training.trainer.guard import Guard
 
@@ -123,14 +123,14 @@ class Trials:
                 thorough, groups = command.thorough, command.groups
                 live = self.built[name]
                 under_way = measure_steps(live, block, thorough=thorough, groups=groups, validated=validated)
-            with kept_by(name):
-                return self._go_on(under_way)
+            with check_settings_kept(name):
+                return self._resume(under_way)
 
         with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), hide_step_warning():
             measured: Measured | None = self._guarded(name, steps, again=True)
         return measured
 
-    def _go_on(self, steps: Generator[None, None, Measured]) -> Measured | None:
+    def _resume(self, steps: Generator[None, None, Measured]) -> Measured | None:
         try:
             while True:
                 next(steps)

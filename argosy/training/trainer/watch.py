@@ -2,7 +2,7 @@
 
 Members share the blocks of the stream. Writes during a member's first batches are found when it is measured, and the member then gets
 private copies. Writes that torch counts show in `Block.touched`. To find other writes, an instance sometimes gets a copy instead of the
-block, as often as this costs at most `SHARE` of the time of its steps: for every block if steps take long, and for one in some hundreds if
+block, as often as this costs at most `WATCHING_SHARE` of the time of its steps: for every block if steps take long, and for one in some hundreds if
 they are as fast as reading their samples. If the copy differs from the block afterwards, the instance has written into it.
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from argosy.errors import MemberError
 from argosy.stream.blocks import Block, Place, byte_view, same_bits
 
-__all__ = ["SHARE", "InputWatch"]
+__all__ = ["WATCHING_SHARE", "InputWatch"]
 
-SHARE = 0.005
+WATCHING_SHARE = 0.005
 """Share of the CPU time of an instance's steps that copies and comparisons may take; wall time would depend on other load."""
 BYTES_PER_SECOND = 1e9
 """Assumed speed of a copy and a comparison, until they were measured."""
@@ -51,7 +51,7 @@ class InputWatch:
         memory. No other instance may then step before `restore_if_written` is called.
         """
         self._before = None
-        if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
+        if self.seconds + self._expected(block) > WATCHING_SHARE * self.stepping_seconds:
             self.shared_from, self.compared_from = self.shared_from or block.place, None
             return block
         started, shown = time.thread_time(), block
@@ -77,7 +77,7 @@ class InputWatch:
         if shown is block and before is None:
             return False
         started = time.thread_time()
-        wrote = not (same_bits(shown.leaves, block.leaves) if before is None else _restored(block, before))
+        wrote = not (same_bits(shown.leaves, block.leaves) if before is None else _restore(block, before))
         self.seconds += time.thread_time() - started + self._copying
         self.bytes += _bytes(block)
         if not wrote:
@@ -90,10 +90,10 @@ class InputWatch:
         if self.shared_from is not None:
             neighbours = (
                 "this time it had a copy, but other members may have trained on its changes since "
-                f"{_words(self.shared_from)} or earlier"
+                f"{_format_place(self.shared_from)} or earlier"
             )
         else:
-            since = "" if self.compared_from is None else f" since {_words(self.compared_from)}"
+            since = "" if self.compared_from is None else f" since {_format_place(self.compared_from)}"
             neighbours = f"other members have seen none of its changes{since}"
         raise MemberError(
             f"member {member!r} wrote into its input, which members share, although it did not on its first "
@@ -107,7 +107,7 @@ class InputWatch:
         return self.seconds / self.bytes * _bytes(block)
 
 
-def _words(place: Place) -> str:
+def _format_place(place: Place) -> str:
     return f"sample {place.start} of {place.split} epoch {place.epoch + 1}"
 
 
@@ -115,7 +115,7 @@ def _bytes(block: Block) -> int:
     return sum(leaf.nbytes for leaf in block.leaves)
 
 
-def _restored(block: Block, before: Sequence[Tensor]) -> bool:
+def _restore(block: Block, before: Sequence[Tensor]) -> bool:
     """Restore a block's earlier content; returns whether the block was unchanged."""
     same = True
     for leaf, bits in zip(block.leaves, before, strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from argosy.training.member.live import LiveMember
 from argosy.training.member.running_average import RunningAverage, Statistics
-from argosy.training.optim.parameter_buffer import ParameterBuffer, stacked
+from argosy.training.optim.parameter_buffer import ParameterBuffer, stack_tensors
 
 __all__ = ["AverageBuffer"]
 
@@ -20,7 +20,7 @@ class AverageBuffer:
 
     def __init__(self, averages: Sequence[RunningAverage], parameter_buffer: ParameterBuffer, values: Tensor) -> None:
         self._averages = averages
-        self._own: dict[str, Tensor] = stacked([average.buffers for average in averages])
+        self._own: dict[str, Tensor] = stack_tensors([average.buffers for average in averages])
         self._weights = parameter_buffer.weights
         self._values = values
         self.named: dict[str, Tensor] = {

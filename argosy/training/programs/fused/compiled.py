@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
-from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
+from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, nudge, rounding_share
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs
 
@@ -57,7 +57,7 @@ class Pass:
             stacked, own = [tensor[filled] for tensor in stacked], [tensor[filled] for tensor in own]
         return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
 
-    def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def derive_one(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Compute one member's gradients ``[columns]``, losses and new buffers from its tensors."""
         fixed, buffers = [*self.parameter_buffer.fixed], [*self.parameter_buffer.buffers]
         pieces = self.parameter_buffer.pieces
@@ -87,7 +87,7 @@ class Pass:
             from torch import _inductor  # takes seconds, so only when something is compiled
 
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
-                graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
+                graph = make_fx(vmap(self.derive_one, in_dims=tuple(places), randomness="error"))(*inputs)
             how = {"config_patches": {"compile_threads": 1}}
             made: Callable[..., Sequence[Tensor]] = _inductor.standalone_compile(
                 graph, list(inputs), dynamic_shapes="from_example_inputs", options=how
@@ -117,7 +117,7 @@ class Compilation:
         inputs = of.inputs(places)
         form = (of.data.apart, [(tensor.shape, tensor.dtype) for tensor in inputs])
         if places not in self._made:
-            return self._proved(of, inputs, form, plainly)
+            return self._verify(of, inputs, form, plainly)
         run, made_for = self._made[places]
         if made_for != form:
             return self._plain(plainly)
@@ -126,7 +126,7 @@ class Compilation:
             of.parameter_buffer.buffers[name].copy_(after)
         return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
 
-    def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
+    def _verify(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
         """Run eagerly, and keep the compiled code if its result matches."""
         inputs = [tensor.clone() for tensor in inputs]  # the eager pass updates buffers
         losses, gradients = self._plain(plainly)
@@ -138,8 +138,8 @@ class Compilation:
             run = of.compiled(inputs)
             found, share = _unstacked(of, run(*inputs)), DOUBLE
             if losses.dtype != torch.float64:
-                nudge(inputs[:1], of.forward.computed)
-                share = rounding(_pairs(of, found, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
+                nudge(inputs[:1], of.forward.compute_dtype)
+                share = rounding_share(_pairs(of, found, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
             known = (
                 losses.detach(),
                 [one for one in gradients if one is not None],
@@ -164,13 +164,13 @@ def _unstacked(of: Pass, found: Sequence[Tensor]) -> Results:
     return losses, [piece.over(columns) for piece in of.parameter_buffer.pieces], buffers
 
 
-def _pairs(of: Pass, one: Results, other: Results) -> list[Compared]:
+def _pairs(of: Pass, one: Results, other: Results) -> list[ComparedPair]:
     """Return two results of a pass as pairs to compare."""
     (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
-    pieces, size = [piece.name for piece in of.parameter_buffer.pieces], size_of(*gradients)
-    pairs = [Compared("its losses are", losses, losses_found, size_of(losses))]
+    pieces, size = [piece.name for piece in of.parameter_buffer.pieces], largest_value(*gradients)
+    pairs = [ComparedPair("its losses are", losses, losses_found, largest_value(losses))]
     for name, gradient, found in zip(pieces, gradients, gradients_found, strict=True):
-        pairs.append(Compared(f"the gradient of {name!r} is", gradient, found, size))
+        pairs.append(ComparedPair(f"the gradient of {name!r} is", gradient, found, size))
     for name, buffer, found in zip(of.parameter_buffer.buffers, buffers, buffers_found, strict=True):
-        pairs.append(Compared(f"the buffer {name!r} is", buffer, found, size_of(buffer)))
+        pairs.append(ComparedPair(f"the buffer {name!r} is", buffer, found, largest_value(buffer)))
     return pairs

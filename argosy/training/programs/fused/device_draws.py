@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from argosy.stream.batches import copy_to_device
-from argosy.training.device.kernel_forms import AHEAD, Drawn, OwnKernels
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.kernel_forms import STEPS_AHEAD, MaskDraw, OwnKernels
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.member.randomness import Randomness
 
 __all__ = ["DeviceDraws", "States"]
@@ -46,7 +46,7 @@ class DeviceDraws:
     def of(cls, states: Sequence[Randomness]) -> "DeviceDraws | None":
         """Return the draws of members with these states; None if their device has no kernels for them."""
         device = states[0].backend.device
-        kernels = None if states[0].device_state is None else kernels_of(device)
+        kernels = None if states[0].device_state is None else find_kernels(device)
         return None if kernels is None else cls(states, kernels, device)
 
     def place(self) -> None:
@@ -58,7 +58,9 @@ class DeviceDraws:
                 self._next[row] = state.device_state.view(torch.int64)
         if stale:
             self._number, self._foreseen = 0, self.moves
-            moved = torch.arange(AHEAD).view(-1, 1, 1) * torch.stack([torch.zeros_like(self.moves), self.moves], 1)
+            moved = torch.arange(STEPS_AHEAD).view(-1, 1, 1) * torch.stack(
+                [torch.zeros_like(self.moves), self.moves], 1
+            )
             self._coming = copy_to_device(self._next + moved, self._placed.device)
         self._placed.copy_(self._coming[self._number])
 
@@ -66,7 +68,7 @@ class DeviceDraws:
         """Begin the draws of a step."""
         self.moves = torch.zeros_like(self.moves)
 
-    def masks(self, drawn: Sequence[Drawn], into: Tensor) -> None:
+    def masks(self, drawn: Sequence[MaskDraw], into: Tensor) -> None:
         """Draw the next masks of the step."""
         moves, placed = self.moves.tolist(), []
         for one in drawn:

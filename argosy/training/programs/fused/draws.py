@@ -15,12 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
-from argosy.training.device.kernel_forms import Drawn
+from argosy.training.device.kernel_forms import MaskDraw
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.vectorised import Level
-from argosy.training.programs.fused.vmap_overrides import FORMS
+from argosy.training.programs.fused.vmap_overrides import OVERRIDES
 
-__all__ = ["OwnDraws", "drops_out", "own_rates", "rate_in"]
+__all__ = ["PerMemberDraws", "has_dropout", "set_own_rates", "rate_of_row"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
 """Functions that multiply their input by a random mask."""
@@ -47,7 +47,7 @@ ATTENTION: Mapping[Callable[..., Any], int] = {
     functional.multi_head_attention_forward: 10,
 }
 """Functions that draw if their argument `dropout_p` is positive, with its position among the arguments."""
-HANDLED: set[Callable[..., Any]] = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
+HANDLED: set[Callable[..., Any]] = {*OVERRIDES, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
 Made = TypeVar("Made")
 
 
@@ -64,7 +64,7 @@ class Rates(float):
         return made
 
 
-def own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
+def set_own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
     """Give the dropouts of `base`, a copy of the first model, the rates of all models."""
     for name, module in base.named_modules():
         attribute = rate_of(module)
@@ -81,17 +81,17 @@ def rate_of(module: nn.Module) -> str | None:
     return "dropout" if isinstance(module, nn.MultiheadAttention) else None
 
 
-def drops_out(model: nn.Module) -> bool:
+def has_dropout(model: nn.Module) -> bool:
     """Return whether a network has torch modules with a positive dropout rate."""
     return any((attribute := rate_of(m)) is not None and getattr(m, attribute) > 0 for m in model.modules())
 
 
-def rate_in(rate: float, row: int) -> float:
+def rate_of_row(rate: float, row: int) -> float:
     """Return a row's dropout rate from a single rate or from `Rates`."""
     return rate.of[row] if isinstance(rate, Rates) else rate
 
 
-class OwnDraws(TorchFunctionMode):
+class PerMemberDraws(TorchFunctionMode):
     """A mode for use inside a vectorised function; it runs drawing functions member by member, each from its random state."""
 
     def __init__(self, states: States) -> None:
@@ -106,8 +106,8 @@ class OwnDraws(TorchFunctionMode):
         kwargs = kwargs or {}
         if function not in HANDLED or not self._level.innermost:
             return function(*args, **kwargs)
-        if function in FORMS:
-            made = FORMS[function](self._level, *args, **kwargs)
+        if function in OVERRIDES:
+            made = OVERRIDES[function](self._level, *args, **kwargs)
             return function(*args, **kwargs) if made is None else made
         if function in MASKS:
             return self._masked(function, *args, **kwargs)
@@ -142,7 +142,7 @@ class OwnDraws(TorchFunctionMode):
         """Draw the masks of all members at once, each of the shape of `one`."""
         masks = one.new_empty(len(self._states), *one.shape)
         count = one.numel()
-        draws.masks([Drawn(row, row * count, count, 1 - rate_in(p, row)) for row in range(len(masks))], masks)
+        draws.masks([MaskDraw(row, row * count, count, 1 - rate_of_row(p, row)) for row in range(len(masks))], masks)
         return masks
 
     def _one_by_one(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -171,7 +171,7 @@ class OwnDraws(TorchFunctionMode):
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
         """Return a member's part of a leaf; `members` is the member dimension, or None."""
         if isinstance(leaf, Rates):
-            return rate_in(leaf, number)
+            return rate_of_row(leaf, number)
         return leaf if members is None else leaf.select(members, number)
 
 

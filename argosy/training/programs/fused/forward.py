@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.stream.copied import copy_of
+from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
-from argosy.training.member.precision import autocast, dtype_of, widened
+from argosy.training.member.precision import autocast, autocast_dtype, widen_losses
 from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.device_draws import States
-from argosy.training.programs.fused.draws import OwnDraws, own_rates
+from argosy.training.programs.fused.draws import PerMemberDraws, set_own_rates
 from argosy.training.programs.fused.layers import Layers
-from argosy.training.programs.fused.vectorised import vectorised
+from argosy.training.programs.fused.vectorised import vectorise
 from argosy.training.programs.program import UnfitProgram
 from argosy.training.programs.solo import cross_entropy, pair_of
 
@@ -48,7 +48,7 @@ class PackInputs:
         return cls(unflatten(leaves, structures[0]), samples, apart=True)
 
     @property
-    def of_rows(self) -> bool:
+    def has_tensor_inputs(self) -> bool:
         """Whether the samples are pairs whose input is a tensor ``[samples, …]`` of at least two dimensions."""
         pair = isinstance(self.tree, tuple | list) and len(self.tree) == 2
         return pair and isinstance(self.tree[0], Tensor) and self.tree[0].dim() >= 2 + self.apart
@@ -74,7 +74,7 @@ class Forward:
         self._device = device
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
-        plain = device.type == "cpu" and self.computed == torch.float32 and member.step is None
+        plain = device.type == "cpu" and self.compute_dtype == torch.float32 and member.step is None
         self._layers = Layers.of(network) if plain else None
         self.norms: list[Any] = norms_of(network)
         """Layers with batch statistics."""
@@ -83,8 +83,8 @@ class Forward:
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
         """Return the forward pass of networks with one fingerprint; `member` has the loss and metrics of all."""
-        network = copy_of(models[0])
-        own_rates(network, models)
+        network = copy_network(models[0])
+        set_own_rates(network, models)
         return cls(network, member, device)
 
     def train(self, mode: bool) -> None:
@@ -105,7 +105,7 @@ class Forward:
         Weights and buffers are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random
         states. `check_output` is called with a network's output before the loss.
         """
-        if self._layers is not None and data.of_rows:  # for a plain MLP, only a custom loss is vectorised
+        if self._layers is not None and data.has_tensor_inputs:  # for a plain MLP, only a custom loss is vectorised
             inputs = data.tree[0] if data.apart else data.tree[0].expand(len(states), *data.tree[0].shape)
             output = self._layers.outputs(inputs, weights, states)
             check_output(output[0])
@@ -119,7 +119,7 @@ class Forward:
             samples = unflatten(given[len(tensors) :] if data.apart else leaves, structure)
             try:
                 self._hold(tensors)
-                with OwnDraws(states):
+                with PerMemberDraws(states):
                     losses, output = self._of_one(samples, check_output)
                 found = {name: self._held(name) for name in buffers}
             finally:
@@ -134,7 +134,7 @@ class Forward:
 
         own_data = leaves if data.apart else ()
         with self.autocast():
-            made = vectorised(of_one, (*weights.values(), *buffers.values(), *own_data))
+            made = vectorise(of_one, (*weights.values(), *buffers.values(), *own_data))
             with torch.no_grad():
                 for name in reversed(moved):
                     buffers[name].copy_(made.pop())
@@ -152,7 +152,7 @@ class Forward:
             self._hold(tensors)
             own, output = self._of_one(samples, lambda output: None)
             losses = own[0] if own else cross_entropy(output, pair_of(self._member, samples)[1])
-            return widened(losses), [self._held(name) for name in buffers]
+            return widen_losses(losses), [self._held(name) for name in buffers]
         finally:
             self._hold(self._own)
 
@@ -180,9 +180,9 @@ class Forward:
         return tensor
 
     @property
-    def computed(self) -> torch.dtype:
+    def compute_dtype(self) -> torch.dtype:
         """The dtype of operators that torch autocasts."""
-        return dtype_of(self._member)
+        return autocast_dtype(self._member)
 
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Compute in the members' precision inside."""
@@ -196,10 +196,10 @@ def losses_of(loss: Callable[[Any, Any], Any] | None, output: Tensor, data: Pack
     leaves, structure = flatten(data.tree[1])
 
     def of_one(output: Tensor, *own: Tensor) -> tuple[Tensor]:
-        with OwnDraws(states):
+        with PerMemberDraws(states):
             return (loss(output, unflatten(own or leaves, structure)),)
 
-    (losses,) = vectorised(of_one, (output, *(leaves if data.apart else ())))
+    (losses,) = vectorise(of_one, (output, *(leaves if data.apart else ())))
     return losses
 
 

@@ -20,11 +20,11 @@ from argosy.stream.batches import Batch
 from argosy.stream.trees import map_leaves
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.precision import LossScales, widened
-from argosy.training.member.running_average import Statistics, counting
+from argosy.training.member.precision import LossScales, widen_losses
+from argosy.training.member.running_average import Statistics, extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
-from argosy.training.optim.parameter_buffer import ParameterBuffer, outside
+from argosy.training.optim.parameter_buffer import ParameterBuffer, outside_buffer
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
@@ -133,7 +133,7 @@ class Fused(ProgramOfSeveral):
         return self._solos[row].finish()
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        return outside(self.parameter_buffer.parameters[row])
+        return outside_buffer(self.parameter_buffer.parameters[row])
 
     def _dissolve(self) -> None:
         self._part, self._buffers = None, {}
@@ -158,7 +158,7 @@ class Fused(ProgramOfSeveral):
             return
         drawn = self.marks()
         for part in data.pieces(self.members[0].member.accumulate):
-            with torch.no_grad(), counting(self._forward.norms, averages[0].batches):
+            with torch.no_grad(), extend_statistics(self._forward.norms, averages[0].batches):
                 self._forward.values(
                     self._averages.named, self._averages.buffers, part, self._states, lambda output: None
                 )
@@ -235,7 +235,7 @@ class Fused(ProgramOfSeveral):
     def _by_autograd(self, data: PackInputs, share: float) -> Derived:
         losses = self._values(data)[0]
         if self._scales is not None:
-            losses = widened(losses)
+            losses = widen_losses(losses)
         shares = self._share(losses, share)
         if self._scales is not None:
             shares = self._scales.times(shares)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.one_pass import apply_moves, prepare_moves
-from argosy.training.optim.parameter_buffer import outside
+from argosy.training.optim.parameter_buffer import outside_buffer
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.lockstep import Lockstep
@@ -32,7 +32,7 @@ def grouping_key(live: LiveMember) -> Any:
     device = live.backend.device
     if layers is None or not plain or member.precision != "float32":
         return None
-    if device.type != "cpu" and kernels_of(device) is None:
+    if device.type != "cpu" and find_kernels(device) is None:
         return None
     last, size = layers[-1].linear, member.eval_batch_size or member.batch_size
     return (
@@ -135,12 +135,12 @@ class Grouped(ProgramOfSeveral):
     def shared(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError unless they are the same pairs of tensors for all members."""
         data = self.inputs(lockstep)
-        if data.apart or not data.of_rows:
+        if data.apart or not data.has_tensor_inputs:
             raise ValueError("different members can be one program only on the same pairs of inputs and targets")
         return data
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        return outside([weight for weight, _ in self._gradients[row]])
+        return outside_buffer([weight for weight, _ in self._gradients[row]])
 
     def _dissolve(self) -> None:
         self._totals, self._gradients, self._moves = None, [], {}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.draws import rate_in
+from argosy.training.programs.fused.draws import rate_of_row
 from argosy.training.programs.fused.vmap_overrides import linear
 
-__all__ = ["Layers", "in_order"]
+__all__ = ["Layers", "modules_in_order"]
 
 OF_NUMBERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
 """Elementwise modules."""
@@ -30,7 +30,7 @@ class Layers:
     @classmethod
     def of(cls, network: nn.Module) -> "Layers | None":
         """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for any other network."""
-        modules = list(in_order(network))
+        modules = list(modules_in_order(network))
         if all(map(_known, modules)):
             return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
         return None
@@ -64,7 +64,7 @@ class Layers:
         for number, state in enumerate(states if drawn else ()):
             with state.active():
                 for module, masks in drawn:
-                    kept = 1 - rate_in(module.p, number)
+                    kept = 1 - rate_of_row(module.p, number)
                     if 0 < kept < 1:
                         masks[number].bernoulli_(kept).div_(kept)
                     else:
@@ -72,11 +72,15 @@ class Layers:
         return iter([masks for _, masks in drawn])
 
 
-def in_order(module: nn.Module) -> Iterator[nn.Module]:
+def modules_in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls, in order."""
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _shadowed(module):
+    if (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and not _overrides_forward(module)
+    ):
         for part in module:
-            yield from in_order(part)
+            yield from modules_in_order(part)
     else:
         yield module
 
@@ -84,10 +88,10 @@ def in_order(module: nn.Module) -> Iterator[nn.Module]:
 def _known(module: nn.Module) -> bool:
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
-    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and not _shadowed(module)
+    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and not _overrides_forward(module)
 
 
-def _shadowed(module: nn.Module) -> bool:
+def _overrides_forward(module: nn.Module) -> bool:
     """Return whether an instance attribute overrides the `forward` of the module's class."""
     return "forward" in vars(module)
 

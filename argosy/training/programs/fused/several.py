@@ -19,7 +19,7 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.device.clock import time_on_device
-from argosy.training.device.heap import large_outside
+from argosy.training.device.heap import outside_heap
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import BatchLengths, LiveMember
@@ -133,7 +133,7 @@ class ProgramOfSeveral(ABC):
         """Implement `Program.begin`."""
         self._lockstep, self._one = batch, self._as_one(batch, train=True)
         self._before = self.marks()
-        with large_outside() if self._begins else contextlib.nullcontext():
+        with outside_heap() if self._begins else contextlib.nullcontext():
             if self._one:
                 self._begin_as_one(batch)
             else:
@@ -147,7 +147,7 @@ class ProgramOfSeveral(ABC):
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
-        with large_outside() if self._begins else contextlib.nullcontext():
+        with outside_heap() if self._begins else contextlib.nullcontext():
             samples = self.made.add(self._lockstep, self._finish_as_one()) if self._one else self._finish_apart()
         self._lockstep, self._before, self._begins = (), None, False
         self._tell_faults()

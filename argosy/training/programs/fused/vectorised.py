@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._functorch.predispatch import lazy_load_decompositions
 
-__all__ = ["Level", "vectorised"]
+__all__ = ["Level", "vectorise"]
 
 
-def vectorised(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
+def vectorise(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Compute a function of one member's tensors for all members; tensors are ``[members, …]``. Random functions raise."""
     lazy_load_decompositions()
     members = len(tensors[0])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from argosy.training.programs.fused.vectorised import Level
 
-__all__ = ["FORMS", "linear"]
+__all__ = ["OVERRIDES", "linear"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -110,7 +110,7 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor | None:  # fmt: skip
     """Normalise one member after another: torch's kernel fuses scale and shift, so they round differently when applied separately."""
-    rows, scales, shifts = (None if tensor is None else _each(level, tensor) for tensor in (input, weight, bias))
+    rows, scales, shifts = (None if tensor is None else _per_member(level, tensor) for tensor in (input, weight, bias))
     if rows is None or rows.device.type != "cpu" or (scales is None and shifts is None):
         return None
     with level.outside():
@@ -141,7 +141,7 @@ def _cross_entropy(
     usual = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not usual or input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
-    outputs, classes = _each(level, input), _each(level, target)
+    outputs, classes = _per_member(level, input), _per_member(level, target)
     if outputs is None and classes is None:
         return None
     members = len(outputs if outputs is not None else classes)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def _binary_cross_entropy(
     plain = weight is None and pos_weight is None and size_average is None and reduce is None
     if not plain or reduction not in ("mean", "none") or input.shape != target.shape:
         return None
-    outputs, targets = _each(level, input), _each(level, target)
+    outputs, targets = _per_member(level, input), _per_member(level, target)
     if outputs is None:
         return None
     with level.outside():
@@ -193,7 +193,7 @@ def _binary_cross_entropy(
     return losses.mean() if reduction == "mean" else losses
 
 
-def _each(level: Level, tensor: Tensor) -> Tensor | None:
+def _per_member(level: Level, tensor: Tensor) -> Tensor | None:
     """Return all members' tensors ``[members, …]``; None if they share one tensor."""
     stacked, of_members = level.stacked(tensor)
     if of_members is None:
@@ -202,7 +202,7 @@ def _each(level: Level, tensor: Tensor) -> Tensor | None:
         return stacked.movedim(of_members, 0)
 
 
-FORMS: Mapping[Any, Callable[..., Tensor | None]] = {
+OVERRIDES: Mapping[Any, Callable[..., Tensor | None]] = {
     functional.linear: _linear,
     functional.batch_norm: _batch_norm,
     functional.cross_entropy: _cross_entropy,

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from argosy.training.device.kernel_forms import Drawn
-from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.kernel_forms import MaskDraw
+from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.flat_kernel import FlatMemory
 from argosy.training.optim.parameter_buffer import ALIGNED
 from argosy.training.programs.fused.device_draws import States
-from argosy.training.programs.fused.layers import in_order
+from argosy.training.programs.fused.layers import modules_in_order
 
 __all__ = ["Waves", "layers_of", "layer_sort_key"]
 
@@ -94,7 +94,7 @@ class Layer(NamedTuple):
 
 def layers_of(model: nn.Module) -> Sequence[Layer] | None:
     """Return the layers of an MLP in order, without a `Flatten` before the first; None for any other network."""
-    modules = list(in_order(model))
+    modules = list(modules_in_order(model))
     if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
         modules = modules[1:]
     found: list[Layer] = []
@@ -286,7 +286,7 @@ class WavePass:
         ]
         """Each member's dropouts in the order of its layers: the share of inputs kept, and the place of the next layer."""
         self._drawn = [
-            Drawn(member, int(product.masks[row].storage_offset()), product.masks[row].numel(), kept)
+            MaskDraw(member, int(product.masks[row].storage_offset()), product.masks[row].numel(), kept)
             for member, masks in enumerate(self._masks)
             for kept, (product, row) in masks
         ]
@@ -371,7 +371,7 @@ class Waves:
         like = layers[0][0].linear.weight
         self.memory: FlatMemory | None = None
         """Common memory of all weights, if one kernel steps them."""
-        if kernels_of(like.device) is not None:
+        if find_kernels(like.device) is not None:
             self.memory = FlatMemory(like, [parameter.numel() for parameter in self._tensors])
         self._waves = [
             [

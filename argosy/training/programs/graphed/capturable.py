@@ -15,7 +15,7 @@ from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
-__all__ = ["obstacle_to", "whole_of"]
+__all__ = ["obstacle_to", "as_whole"]
 
 
 def obstacle_to(program: Program[Any]) -> str | None:
@@ -52,7 +52,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
         yield "its members have batches of different lengths"
 
 
-def whole_of(program: Program[Any]) -> Whole:
+def as_whole(program: Program[Any]) -> Whole:
     """Return the adapter of a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
     if isinstance(program, Fused):
         return Several(program)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.device.equivalence import Compared, difference, size_of
+from argosy.training.device.equivalence import ComparedPair, difference, largest_value
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
@@ -23,11 +23,11 @@ from argosy.training.programs.graphed.replayed import Replayed, copy_into
 
 __all__ = ["Evaluation"]
 
-EAGER = 16
+EAGER_PASSES = 16
 """Eager passes before one is captured: capturing empties the device's memory cache, which does not pay off in a short run."""
-LARGEST = 2**28
+MAX_HELD_BYTES = 2**28
 """Bytes that a captured pass may hold: they are kept permanently, and for large passes the host's launches are not the bottleneck."""
-ALIKE = 1e-3
+MAX_DIFFERENCE = 1e-3
 """Allowed difference between a replayed and an eager pass, as a share of the largest number. A pass on other samples differs far more."""
 
 
@@ -40,7 +40,7 @@ class Evaluation:
         self._recorder = recorder
         self._buffers = buffers
         """Buffers, which networks may change in evaluation too."""
-        self._left = EAGER
+        self._left = EAGER_PASSES
         """Eager passes left before one is captured."""
         self._replayed: Replayed[tuple[Tensor, Any]] | None = None
 
@@ -82,14 +82,17 @@ class Evaluation:
         try:
             self._warm_up(data)
             replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
-            if replayed.recording.memory_bytes > LARGEST:
+            if replayed.recording.memory_bytes > MAX_HELD_BYTES:
                 raise Uncaptured("its evaluation would use too much memory")
             copy_into(before, self._buffers)
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
             copy_into(before, self._buffers)
             made = self._made(data)
             pairs = zip(_leaves(made), found, strict=True)
-            if difference((Compared("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
+            if (
+                difference((ComparedPair("", one, other, largest_value(one)) for one, other in pairs), MAX_DIFFERENCE)
+                is not None
+            ):
                 raise Uncaptured("when replayed, its evaluation gives different results")
         except BaseException:
             copy_into(before, self._buffers)

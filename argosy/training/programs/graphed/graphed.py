@@ -26,7 +26,7 @@ from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.capturable import obstacle_to, whole_of
+from argosy.training.programs.graphed.capturable import as_whole, obstacle_to
 from argosy.training.programs.graphed.evaluation import Evaluation
 from argosy.training.programs.graphed.replayed import Replayed, copy_into
 from argosy.training.programs.graphed.static_inputs import StaticInputs
@@ -37,7 +37,7 @@ __all__ = ["Graphed", "why_not_captured", "run_concurrently"]
 
 WARM_UP = 3
 """Whole steps before one is captured: by then libraries have chosen their kernels and allocated their work space."""
-ALIKE = 0.1
+MAX_DISTANCE = 0.1
 """Allowed distance between a replayed and an eager step, as a share of the step. Sums in varying order, and optimizers that divide by
 almost zero, add random differences; a wrong replay is much farther off."""
 
@@ -80,7 +80,7 @@ class Graphed:
     @classmethod
     def of(cls, program: Program[Any]) -> "Graphed":
         """Wrap a program that has no `why_not_captured`."""
-        return cls(program, whole_of(program), make_recorder(program.members[0].backend))
+        return cls(program, as_whole(program), make_recorder(program.members[0].backend))
 
     @property
     def replays(self) -> bool:
@@ -105,7 +105,7 @@ class Graphed:
             try:
                 yield
             finally:
-                self._static_inputs.doubt()
+                self._static_inputs.invalidate()
                 self._whole.made.record()
                 for live in self.members:
                     live.train.fetch()  # before leaving the stream on which the steps were summed
@@ -119,7 +119,7 @@ class Graphed:
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._before = self._whole.mark()
         if lockstep is None:
-            self._static_inputs.doubt()
+            self._static_inputs.invalidate()
             self._whole.made.record()
             self._program.begin(batch)
             return
@@ -189,9 +189,9 @@ class Graphed:
         usual = data.samples == self.members[0].member.batch_size
         if usual and self._warm < WARM_UP:
             self._warm += 1
-            return self._warmed_up(data)
+            return self._warm_up_step(data)
         if usual and self._replayed is None:
-            return self._recorded(data)
+            return self._capture_and_verify(data)
         leaves = None if self._replayed is None else self._replayed.leaves_of(data)
         if self._replayed is not None and leaves is not None:
             if self._whole.draws is not None and self._moves is not None:
@@ -228,7 +228,7 @@ class Graphed:
             yield
         check()
 
-    def _warmed_up(self, data: PackInputs) -> Tensor:
+    def _warm_up_step(self, data: PackInputs) -> Tensor:
         self._recorder.fork()
         try:
             with self._recorder.own():
@@ -236,7 +236,7 @@ class Graphed:
         finally:
             self._recorder.join()
 
-    def _recorded(self, data: PackInputs) -> Tensor:
+    def _capture_and_verify(self, data: PackInputs) -> Tensor:
         """Capture a step and verify one replay against an eager step."""
         random = self.members[0].randomness
         mark, moving = random.here(), self._moving()
@@ -250,7 +250,7 @@ class Graphed:
             random.set_generators(mark)
             totals = self._operators(data)
             ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
-            if any(have_diverged(plain, replay, start, ALIKE) for plain, replay, start in ends):
+            if any(have_diverged(plain, replay, start, MAX_DISTANCE) for plain, replay, start in ends):
                 raise Uncaptured("when replayed, its step gives a different result")
         except BaseException:
             copy_into(before, moving)

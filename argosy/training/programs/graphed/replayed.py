@@ -22,7 +22,7 @@ class Replayed(Generic[Made]):
     """Work that was captured once, for samples of one form."""
 
     recording: Recording
-    _lying: Sequence[Tensor]
+    _static_leaves: Sequence[Tensor]
     _data: PackInputs
     """Held to keep its memory allocated."""
     _made: Made
@@ -48,7 +48,7 @@ class Replayed(Generic[Made]):
         """Return the tensors of samples; None if the work was captured for samples of another form."""
         if data.samples != self._data.samples or data.apart != self._data.apart:
             return None
-        leaves, lying = flatten(data.tree)[0], self._lying
+        leaves, lying = flatten(data.tree)[0], self._static_leaves
         alike = len(leaves) == len(lying) and all(
             leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, lying, strict=True)
         )
@@ -57,7 +57,7 @@ class Replayed(Generic[Made]):
     # Kept minimal: the host's work around a replay takes longer than a small network's step takes on the device.
     def replay(self, leaves: Sequence[Tensor]) -> Made:
         """Repeat the work on these samples; the returned tensors are valid until the next replay."""
-        for own, leaf in zip(self._lying, leaves, strict=True):
+        for own, leaf in zip(self._static_leaves, leaves, strict=True):
             own.copy_(leaf)
         self.recording.replay()
         return self._made

@@ -12,7 +12,7 @@ from argosy.training.optim.flat_kernel import FlatKernel
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.device_draws import DeviceDraws
-from argosy.training.programs.fused.draws import drops_out
+from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -30,7 +30,7 @@ class OfSeveral:
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
         self.made: UnrecordedSteps = program.made
-        drops = any(drops_out(live.model) for live in program.members)
+        drops = any(has_dropout(live.model) for live in program.members)
         states = [live.randomness for live in program.members]
         self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
         """`Whole.draws`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from argosy.stream.batches import copy_to_device
-from argosy.training.device.kernel_forms import AHEAD
+from argosy.training.device.kernel_forms import STEPS_AHEAD
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.optim.kernels import Numbers, Settings, Steps
 from argosy.training.programs.graphed.whole import StepKernel
@@ -66,7 +66,7 @@ class StaticInputs:
         if len(self._first):
             self._next += 1
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Check settings and step counts before the next step: other code may have run."""
         self._sure = False
 
@@ -78,7 +78,7 @@ class StaticInputs:
             self._look_ahead(settings, steps, 1)  # only one, as a schedule may change settings at each step
         made = int(steps[0] - self._first[0]) if len(steps) else 0
         if not (0 <= made < len(self._coming) and np.array_equal(steps, self._first + made)):
-            self._look_ahead(settings, steps, AHEAD)
+            self._look_ahead(settings, steps, STEPS_AHEAD)
             made = 0
         self._next = made
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from argosy.stream.rendezvous import FORMING
 
-__all__ = ["HOST", "End", "Work", "connect_peers", "sums_on"]
+__all__ = ["HOST", "GroupConnection", "Work", "connect_peers", "sum_device"]
 
 NEVER = datetime.timedelta(days=365)
 HOST = torch.device("cpu")
@@ -37,7 +37,7 @@ class Work(Protocol):
         """Raise RuntimeError if the sum has failed; called after it has completed."""
 
 
-class End(Protocol):
+class GroupConnection(Protocol):
     """One rank's connection to its group."""
 
     def add_up(self, values: torch.Tensor) -> Work:
@@ -47,18 +47,18 @@ class End(Protocol):
         """Leave the group; may wait for sums in progress."""
 
 
-def sums_on(device: torch.device) -> torch.device:
+def sum_device(device: torch.device) -> torch.device:
     """Return the device on which ranks of this device sum: the device itself if it has NCCL, else the host."""
     return device if device.type == "cuda" and dist.is_nccl_available() else HOST
 
 
-def connect_peers(store: Any, rank: int, size: int, on: torch.device) -> End:
+def connect_peers(store: Any, rank: int, size: int, on: torch.device) -> GroupConnection:
     """Connect a rank with its peers at the store; raises RuntimeError if no group can be formed."""
     return Gloo(store, rank, size) if on.type == "cpu" else Nccl(store, rank, size, on)
 
 
 class Gloo:
-    """The `End` over gloo. Its destructor waits for a sum in progress, without holding the interpreter lock."""
+    """The `GroupConnection` over gloo. Its destructor waits for a sum in progress, without holding the interpreter lock."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -76,7 +76,7 @@ class Gloo:
 
 
 class Nccl:
-    """The `End` over NCCL."""
+    """The `GroupConnection` over NCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         # Torch would end the process when a peer is lost or nothing moves, but the driver decides which ranks are lost.
@@ -97,7 +97,7 @@ class Nccl:
         with torch.cuda.stream(self._stream):
             self._group.allreduce([values], _without_limit()).wait()  # the stream waits, not the host
         values.record_stream(self._stream)
-        return _Passing(self._stream.record_event())
+        return _EventWork(self._stream.record_event())
 
     def close(self) -> None:
         """Abort kernels that wait."""
@@ -105,7 +105,7 @@ class Nccl:
 
 
 @dataclass(frozen=True, slots=True)
-class _Passing:
+class _EventWork:
     """The `Work` of a sum that is complete once the device has passed an event."""
 
     event: Any

@@ -18,13 +18,13 @@ from torch import Tensor
 from argosy.stream.batches import copy_to_device
 from argosy.stream.order import WORD, Digest
 
-__all__ = ["Flat", "Summed"]
+__all__ = ["FlatGradient", "StepSums"]
 
 PIECES, PIECE_BITS = 4, 16
 """Number of pieces in each of a digest's two words, and their bits."""
 
 
-class Summed(NamedTuple):
+class StepSums(NamedTuple):
     """Sums of a step over all ranks, except the gradient."""
 
     losses: float
@@ -32,7 +32,7 @@ class Summed(NamedTuple):
     digest: Digest
 
 
-class Flat:
+class FlatGradient:
     """The flat tensor of one member on one rank, on its group's device; float64 if any weight is float64, else float32."""
 
     def __init__(self, parameters: Iterable[Tensor], on: torch.device, *, rank: int, size: int) -> None:
@@ -64,7 +64,7 @@ class Flat:
             high = total.to(self._figures.dtype)
             self._figures[self._losses] = torch.stack((high.double(), total - high)).to(self._figures)
 
-    def take(self) -> Summed:
+    def take(self) -> StepSums:
         """Set the weights' gradients to the sums, valid until the next `fill`; returns the other sums."""
         count = len(self.parameters)
         figures = self._figures.tolist()
@@ -72,7 +72,7 @@ class Flat:
             parameter.grad = gradient.view_as(parameter).to(parameter) if there else None
         elements, *words = figures[self._rest :]
         digest = Digest(int(elements), _word(words[:PIECES]), _word(words[PIECES:]))
-        return Summed(sum(figures[count : self._rest]), digest)
+        return StepSums(sum(figures[count : self._rest]), digest)
 
 
 def _pieces(word: int) -> list[int]:

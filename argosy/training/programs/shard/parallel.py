@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from argosy.stream.rendezvous import store_at
-from argosy.training.programs.shard.ends import End, Work, connect_peers
+from argosy.stream.rendezvous import open_store
+from argosy.training.programs.shard.ends import GroupConnection, Work, connect_peers
 
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
@@ -49,7 +49,7 @@ class Group:
         """Device of the tensors to sum."""
         self.broken: str = ""
         """Why the group is broken; empty while it is not."""
-        self._ends: list[End] = []
+        self._ends: list[GroupConnection] = []
         """The connection, once the group is formed."""
         self._left = False
 
@@ -83,7 +83,7 @@ class Group:
 
     def _meet(self) -> None:
         try:
-            end = self._join(store_at(self.rendezvous, self.size))
+            end = self._join(open_store(self.rendezvous, self.size))
         except RuntimeError as error:
             self.broken = _reason(error)
             return
@@ -92,7 +92,7 @@ class Group:
             if self._left:
                 self.leave()  # `leave` was called before this end existed
 
-    def _join(self, store: Any) -> End | None:
+    def _join(self, store: Any) -> GroupConnection | None:
         """Wait for all ranks and return the connection; None if this rank has left meanwhile."""
         store.set(f"here/{self.rank}", "")
         all_ranks = [f"here/{rank}" for rank in range(self.size)]
@@ -132,26 +132,26 @@ def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tup
     group = Group.form(rendezvous, rank, size, on=on)
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
-        if not _until(lambda: group.formed, deadline):
+        if not _wait_until(lambda: group.formed, deadline):
             return math.inf, math.inf
-        return _least(group, 4, deadline), _least(group, LONG_BYTES, deadline)
+        return _min_seconds(group, 4, deadline), _min_seconds(group, LONG_BYTES, deadline)
     finally:
         group.leave()
 
 
-def _least(group: Group, size: int, deadline: float) -> float:
+def _min_seconds(group: Group, size: int, deadline: float) -> float:
     """Return the minimum seconds of several sums of `size` bytes."""
     values, found = torch.zeros(size // 4, device=group.on), []
     for _ in range(ROUNDS + 1):
         started = time.perf_counter()
         under_way = group.add_up(values)
-        if not _until(lambda: under_way.done, deadline):  # noqa: B023
+        if not _wait_until(lambda: under_way.done, deadline):  # noqa: B023
             return math.inf
         found.append(time.perf_counter() - started)
     return min(found[1:])
 
 
-def _close(ends: list[End]) -> None:
+def _close(ends: list[GroupConnection]) -> None:
     for end in ends:
         end.close()
     ends.clear()
@@ -164,7 +164,7 @@ def _closed() -> None:
         closing.join(max(until - time.monotonic(), 0.0))
 
 
-def _until(true: Callable[[], bool], deadline: float) -> bool:
+def _wait_until(true: Callable[[], bool], deadline: float) -> bool:
     while not true():
         if time.monotonic() > deadline:
             return False

@@ -20,7 +20,7 @@ import torch
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
-from argosy.training.programs.shard.flat import Flat
+from argosy.training.programs.shard.flat import FlatGradient
 from argosy.training.programs.shard.parallel import Group, Sum
 from argosy.training.programs.solo import Solo
 
@@ -42,7 +42,7 @@ class Shard:
         bounds = [*itertools.accumulate(shares[:-1], initial=0.0), 1.0]
         self._low, self._high = bounds[group.rank], bounds[group.rank + 1]
         self._solo = Solo(live)
-        self._flat = Flat(live.model.parameters(), group.on, rank=group.rank, size=group.size)
+        self._flat = FlatGradient(live.model.parameters(), group.on, rank=group.rank, size=group.size)
         self._batch: Batch | None = None
         """The batch begun and not finished."""
         self._part_rows = 0
