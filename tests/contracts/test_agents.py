@@ -364,7 +364,7 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join)
         while not joining.done() or not refused:
-            assert listener.enter() == []
+            assert listener.accept() == []
         joining.result()
     listener.close()
     assert "does not show the job's certificate" in refused[0]

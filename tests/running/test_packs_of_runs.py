@@ -269,7 +269,7 @@ LITTLE = str(4_750_000)
 @pytest.fixture
 def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the estimate of a program's memory, so that programs run out of it."""
-    monkeypatch.setattr(FusionGroup, "foresee", lambda fusion_group, count, room: None)
+    monkeypatch.setattr(FusionGroup, "estimate_fit", lambda fusion_group, count, room: None)
 
 
 def equal(tmp_path: Path, one: str, other: str, names: Collection[str]) -> None:

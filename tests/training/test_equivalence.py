@@ -78,7 +78,7 @@ def test_float32_is_measured_by_the_network_itself(
 ) -> None:
     found = check(model)
     assert (found == "") if passes else (reason in found), found
-    monkeypatch.setattr(module, "rounding", lambda *_: UNMOVED)
+    monkeypatch.setattr(module, "rounding_share", lambda *_: UNMOVED)
     fixed = check(model)
     assert (reason in fixed) if passes else (fixed == ""), fixed
 
