@@ -12,10 +12,9 @@ __all__ = ["table"]
 HEAD = """\
 # Messages
 
-Every error that Argosy raises, with the message that it carries, by who must act. Each is made once by
-`tests/test_messages.py`, which fails where one is missing here; `PYTHONPATH=tests python -m messages > docs/messages.md`
-writes this page. A member that fails alone ends alone: its error is in `members/<member>/log.txt`, and the command's exit code
-is 1.
+All errors that Argosy raises, sorted by who must act. `tests/test_messages.py` provokes each of them once and fails if one is
+missing here; `PYTHONPATH=tests python -m messages > docs/messages.md` writes this page. If one member fails, only that member
+ends: its error is in `members/<member>/log.txt`, and the command's exit code is 1.
 """
 
 
@@ -26,7 +25,7 @@ def table(messages: Sequence[Shown]) -> str:
         rows = [shown for shown in messages if type(shown.error) is kind]
         if rows:
             parts.append(f"\n## {kind.__name__}\n\n{kind.__doc__} Exit code {kind.exit_code}.\n")
-            parts.append("\n| what led there | message |\n|---|---|\n")
+            parts.append("\n| cause | message |\n|---|---|\n")
             parts += [f"| {shown.when} | {_cell(shown.text)} |\n" for shown in rows]
     return "".join(parts)
 
