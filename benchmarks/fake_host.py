@@ -46,7 +46,7 @@ class Hosts:
         peer.send(arguments, descriptors[:1])
         self._news.send((arguments["worker_id"], process.pid, None))
 
-    def news(self) -> list[tuple[str, int, None]]:
+    def read_reports(self) -> list[tuple[str, int, None]]:
         """See `ForkServer.news`; it reports something to read for as long as a request is not written completely."""
         told = self.channel.receive()
         for _, peer in self._hosts.values():

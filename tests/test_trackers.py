@@ -200,7 +200,7 @@ def test_a_run_with_nothing_to_train_waits_for_a_tracker_as_long_as_its_calls_re
 
 def test_libraries_are_imported_before_the_run_begins() -> None:
     pytest.importorskip("wandb")
-    program = "import sys; from argosy.tracking import named; named(['wandb']); sys.exit('wandb' not in sys.modules)"
+    program = "import sys; from argosy.tracking import make_trackers; make_trackers(['wandb']); sys.exit('wandb' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

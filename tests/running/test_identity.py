@@ -213,7 +213,7 @@ def test_digests_of_another_python_are_not_compared(finished: Path, load: Callab
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
-    program = "import studies; from argosy.stream.code_digest import Code; print(Code().read(studies.study).digest)"
+    program = "import studies; from argosy.stream.code_digest import CodeReader; print(CodeReader().read(studies.study).digest)"
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert there.stdout.strip() == CodeReader().read(studies.study).digest

@@ -171,7 +171,9 @@ def test_an_accelerator_of_an_unknown_kind_is_told(known: bool, monkeypatch: pyt
 
 
 def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "from argosy.training.device.devices import backend_of; print(type(backend_of('node0/late:1')).__name__)"
+    program = (
+        "from argosy.training.device.devices import open_backend; print(type(open_backend('node0/late:1')).__name__)"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
@@ -587,11 +589,11 @@ def test_nothing_is_initialised_by_looking() -> None:
 KERNELS = """
 import resource, torch
 from argosy.errors import WorkerError
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
 try:
-    backend_of("cpu:0")
+    open_backend("cpu:0")
 except WorkerError as error:
     print(error)
 """

@@ -40,9 +40,9 @@ from pathlib import Path
 import torch
 
 import argosy
-from argosy.training.device.devices import backend_of
+from argosy.training.device.devices import open_backend
 from argosy.training.device.heap import keep_freed_memory
-from argosy.training.member.live import build
+from argosy.training.member.live import build_member
 from argosy.training.programs.solo import Solo
 
 def heap_mib():
@@ -56,7 +56,7 @@ def network():
 
 torch.set_num_threads(1)
 member = argosy.Member("one", model=network, optimizer=torch.optim.Adam, batch_size=32)
-solo = Solo(build(member, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min"))
+solo = Solo(build_member(member, open_backend("cpu:0"), study_seed=0, objective="train_loss", mode="min"))
 batch = (torch.zeros(32, 3, 64, 64), torch.zeros(32, dtype=torch.int64))
 keep_freed_memory()
 sizes = [heap_mib()]
