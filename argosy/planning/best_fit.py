@@ -142,7 +142,7 @@ def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flot
 
 
 def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placement], even_shares: bool) -> bool:
-    """Add a group for each of these members to ``to_device``; return False as soon as one does not fit."""
+    """Add a group for each of these members to ``placed``; return False as soon as one does not fit."""
     split = _split_evenly if even_shares else _split_unevenly
     for profile in profiles:
         placement = split(profile, bins)

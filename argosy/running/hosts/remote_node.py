@@ -1,6 +1,6 @@
 """The driver's handle of another node's workers, by way of the node's agent (`argosy.running.hosts.agent`).
 
-Contract. Messages are kept until the next `let_go`, as in every launcher. A node is gone when its connection breaks, or
+Contract. Messages are kept until the next `flush_commands`, as in every launcher. A node is gone when its connection breaks, or
 when nothing was received from it during `SILENCE_SECONDS` of listening. Then each of its workers is lost once, and so is
 each one that is started there later. Files of a node that does not see the run directory are on the
 driver's disk before the report that names them is returned; files that its members continue from are sent before the
@@ -83,7 +83,7 @@ class RemoteNode:
         self._unsent.append(StartWorker(name, role))
 
     def send(self, worker: str, command: Any) -> None:
-        """Keep the command for the next `let_go`; ignored for a worker that was lost."""
+        """Keep the command for the next `flush_commands`; ignored for a worker that was lost."""
         if worker in self.workers:
             self._unsent.append(WorkerCommand(worker, command))
 
