@@ -240,7 +240,7 @@ def test_nouns_do_not_import_torch() -> None:
             assert other.split(".")[0] != "torch", module
 
 
-def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
+def test_commands_to_a_run_do_not_import_torch() -> None:
     """`argosy status`, `argosy report` and `argosy stop` import no torch, which would take seconds."""
     needed = "argosy.cli.app, argosy.running.directory.loading, argosy.running.directory.attached, argosy.views.tables"
     words = [sys.executable, "-c", f"import sys, {needed}; sys.exit('torch' in sys.modules)"]

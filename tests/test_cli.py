@@ -172,7 +172,7 @@ def test_what_cannot_be_done_in_the_end_is_said_before_anything_is_measured(
     assert not (folder / "read").exists()
 
 
-def test_the_help_of_run_greets_nobody_with_several_nodes(folder: Path) -> None:
+def test_the_help_of_run_does_not_begin_with_several_nodes(folder: Path) -> None:
     first, several = forked.command(folder, ["run", "--help"], first=_as_terminal).stdout.split("Several nodes")
     assert "--devices" in first
     for word in ("flotilla", "leg", "feeder", "ring", "--nodes", "sharing", "preparing"):
@@ -414,7 +414,7 @@ def test_a_script_without_a_standard_output_trains_and_goes_on(tmp_path: Path) -
     assert (tmp_path / "went on").exists()
 
 
-def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
+def test_only_the_driver_runs_a_study_file(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY + "open('imported', 'a').write('x')\n")
     argosy(folder, "run", "study.py", "--json")
     assert (folder / "imported").read_text() == "x"
@@ -658,7 +658,7 @@ def test_json_stands_alone_on_stdout_whatever_a_study_does(folder: Path) -> None
     assert (folder / "runs" / "x" / "study.json").exists()
 
 
-def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder: Path) -> None:
+def test_training_continues_when_the_reader_of_its_output_is_gone(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY.replace("hidden=8", "width=8"))
     command = f"set -o pipefail; {sys.executable} -W error -m argosy run study.py --launcher inline --dir "
     endings = {"pipe": "| true", "full": "> /dev/full", "closed": ">&-"}

@@ -155,7 +155,7 @@ def test_a_member_is_split_until_one_device_has_it() -> None:
     assert RunState.of([shares, Split(member="m", devices=("cpu:1",), shares=(1.0,))]).member("m").split is None
 
 
-def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
+def test_a_member_that_is_tried_again_has_the_best_weights_of_its_file() -> None:
     """A retried member drops the checkpoint of its failure, whose best weights are of sections that the fixed code may not repeat."""
     state, file = RunState(), saved(1, 0, 0)
     rescued = replace(file, checkpoint=replace(file.checkpoint, best="b.pt", best_sha256=""))

@@ -119,7 +119,7 @@ def test_a_verdict_is_said_where_its_figures_bear_it_out(sentence: Sentence) -> 
 
 
 @pytest.mark.parametrize("gauge", [alone(), alone(loaders=1), alone(preparation_cpu_seconds=0.1), alone(loaders=0)])
-def test_nobody_is_told_that_work_of_each_epoch_goes_away_on_the_device(gauge: dict[str, Any]) -> None:
+def test_no_message_recommends_on_device_for_work_of_each_epoch(gauge: dict[str, Any]) -> None:
     assert "on_device" not in verdict(gauge)
 
 

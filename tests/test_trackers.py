@@ -163,7 +163,7 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
 
 
-def test_who_failed_before_the_first_section_is_told_of_as_well_and_once(tmp_path: Path) -> None:
+def test_a_member_that_failed_before_its_first_section_is_sent_once(tmp_path: Path) -> None:
     fleet = [*FLEET, studies.member("broken", model=Broken)]
     late, later = Recorder(), Recorder()
     for given in ([], [late], [later]):

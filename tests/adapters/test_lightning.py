@@ -475,7 +475,7 @@ class Hooked(Classifier):
         raise AssertionError
 
 
-def test_hooks_that_nobody_would_call_are_refused() -> None:
+def test_hooks_that_would_not_be_called_are_refused() -> None:
     with pytest.raises(
         StudyError, match="LightningModule Hooked has on_before_optimizer_step, which Argosy does not call"
     ):
@@ -556,7 +556,7 @@ def test_what_a_trainer_may_not_know_can_be_asked_for() -> None:
         (argosy.MaxEpochs(1.5), "its stopping rule ends after 1.5 epochs, which is not a whole number"),
     ],
 )
-def test_a_length_that_nobody_knows_is_refused(tmp_path: Path, stop: Any, words: str) -> None:
+def test_an_unknown_length_is_refused(tmp_path: Path, stop: Any, words: str) -> None:
     with pytest.warns(MemberFailed):
         row = run(tmp_path, argosy.from_lightning("net", Asking, batch_size=BATCH, stop=stop), 2)
     assert row.status == "failed"

@@ -35,7 +35,7 @@ class Mixing:
         return len(started.members) > 1 or self.asked < 2
 
 
-def test_who_is_behind_in_a_flotilla_of_fleet_skips_what_the_foremost_has_seen(
+def test_a_member_that_is_behind_in_a_flotilla_of_fleet_skips_what_the_foremost_has_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(POLICIES, "fleet", Mixing())
@@ -72,7 +72,7 @@ class Pairs:
         return len(live) == len(started.members)
 
 
-def test_who_is_left_in_the_middle_of_an_epoch_of_fleet_ends_it_before_it_goes_on_with_the_foremost(
+def test_a_member_left_in_the_middle_of_an_epoch_of_fleet_ends_it_before_it_continues_with_the_foremost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(POLICIES, "fleet", Pairs({"ahead", "two"}, {"half", "behind"}))
@@ -102,7 +102,7 @@ class Apart:
 
 
 @pytest.mark.parametrize(("sections", "epochs"), [(2, 1.5), (4, 1.25), (4, 1.75)])
-def test_who_ends_in_the_middle_of_an_epoch_ends_it_though_another_has_made_room_at_the_one_before(
+def test_a_member_in_the_middle_of_an_epoch_ends_it_although_another_has_made_room_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: int, epochs: float
 ) -> None:
     monkeypatch.setitem(POLICIES, "fleet-local", Apart())

@@ -233,7 +233,7 @@ def test_a_member_that_rests_comes_back_exactly(
 
 
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
-def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
+def test_an_added_member_joins_the_stream_and_changes_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
     living.trusting(monkeypatch)
@@ -447,7 +447,7 @@ def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs
     assert found["solo"] == found["rounds"] == found["balanced"]
 
 
-def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_block(
+def test_a_member_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def days_pass(driver: Driver) -> None:

@@ -83,7 +83,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
     return trained(tmp_path_factory.mktemp("run"), members)
 
 
-def test_an_ensemble_beats_its_best_member_on_digits_that_nobody_has_seen(report: argosy.Report) -> None:
+def test_an_ensemble_beats_its_best_member_on_digits_that_no_member_has_seen(report: argosy.Report) -> None:
     best = class_scores(report.predict(X[TEST]).softmax(dim=1), Y[TEST])
     for way in ({}, {"top": 5}, {"select": "greedy"}, {"calibrate": True, "combine": "logits"}):
         found = class_scores(report.predict((X[TEST], Y[TEST]), report.ensemble(**way)), Y[TEST])

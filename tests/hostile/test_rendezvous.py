@@ -56,7 +56,7 @@ def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
     ours.close()
 
 
-def test_who_knows_a_rendezvous_reaches_no_other(network: NetworkRendezvous) -> None:
+def test_a_caller_that_knows_one_rendezvous_reaches_no_other(network: NetworkRendezvous) -> None:
     one, same, other = (open_store(where, 2) for where in [network.rendezvous()] * 2 + [network.rendezvous()])
     one.set("here/0", "x")
     assert same.check(["here/0"]) and not other.check(["here/0"])

@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_split_in_uneven_shares() -> None:
 
 
 @pytest.mark.parametrize(("rates", "split"), [((10.0, 10.8), False), ((10.0, 13.0), True)])
-def test_nobody_is_split_on_cpus_for_a_slight_gain(rates: tuple[float, ...], split: bool) -> None:
+def test_no_member_is_split_on_cpus_for_a_small_gain(rates: tuple[float, ...], split: bool) -> None:
     members, gpus = [profile("a", *rates, splittable=True)], devices(2)
     for kind, expected in (("cpu", split), ("gpu", True)):
         (flotilla,) = make_plan(members, [replace(device, kind=kind) for device in gpus]).flotillas

@@ -125,7 +125,7 @@ def test_a_step_may_need_no_memory_besides_the_models(tables: Path) -> None:
     assert simulate(tables, "networks.csv", "--policy", "solo", "--activation-gb", "0").returncode == 0
 
 
-def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
+def test_a_plan_for_a_cluster_shows_shared_devices_and_split_members() -> None:
     members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
     found = forecast(members, "1x2x80GB", profiles_from="carried", **LIMITS)
     text = found.explain()

@@ -47,7 +47,7 @@ def test_nothing_to_do_is_an_empty_plan(policy: str) -> None:
     assert make_plan([], devices(2), policy=policy).flotillas == ()
 
 
-def test_rounds_draw_by_seed_and_by_who_is_left() -> None:
+def test_rounds_draw_by_seed_and_remaining_members() -> None:
     workload = Workload(profiles=MEMBERS, epochs=EPOCHS, samples_per_epoch=1000)
     seconds = {simulate(Rounds(seed=seed), workload, devices(2)).makespan_seconds for seed in range(8)}
     assert len(seconds) > 1

@@ -26,18 +26,18 @@ def streams_of(situation: Situation) -> list[set[str]]:
     return [set(flotilla.members) for flotilla in Balanced().launch(situation)]
 
 
-def test_whoever_may_outlast_all_others_gets_a_pace_of_its_own() -> None:
+def test_a_member_that_may_train_longest_gets_its_own_stream() -> None:
     # On four devices all members are expected to end after 0.375 of the time that "slow" may need, so it shares with none.
     first, second = streams_of(situation_of(ONE_SLOW, devices(4)))
     assert first == {"slow"} and len(second) == 20
 
 
-def test_one_stream_does_where_devices_are_busy_and_nobody_is_in_a_hurry() -> None:
+def test_one_stream_is_enough_if_devices_are_busy_and_no_member_is_long() -> None:
     # On one device, all members together take three times as long as "slow" needs.
     assert len(streams_of(situation_of(ONE_SLOW, devices(1)))) == 1
 
 
-def test_members_that_hold_nobody_up_share_a_stream() -> None:
+def test_members_that_delay_no_other_share_a_stream() -> None:
     alike = [profile(f"m{number}", 10.0 + 0.01 * number) for number in range(8)]
     assert len(streams_of(situation_of(alike, devices(8)))) == 1
 
@@ -100,7 +100,7 @@ def test_newcomers_are_planned_with_those_that_they_can_share_a_stream_with() ->
     assert not Balanced().keeps(situation, started, here)
 
 
-def test_nobody_plans_anew_for_a_member_that_no_other_device_makes_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_no_other_device_makes_faster_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("argosy.planning.balanced.best_flotilla", None)
     cluster = devices(8)
     started = Flotilla(placements=(Placement.whole(ONE_SLOW[0], cluster[0].name),))

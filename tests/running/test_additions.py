@@ -303,9 +303,9 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     assert out.startswith("refused: no member 'nobody' is training; members that can be stopped: ")
     code, out, _ = argosy_command("stop", where, "slow", "nobody", "--json")
     said = json.loads(out)
-    assert (code, said["refused"]) == (2, True), "one of them was refused"
+    assert (code, said["refused"]) == (2, True), "one of two stops was refused"
     assert said["answer"].startswith("slow has been saved and stopped\nrefused: no member 'nobody' is training"), (
-        "not the other"
+        "the other stop was carried out"
     )
     run.process.terminate()
     assert run.end() in (0, 130, -15), run.errors
@@ -313,10 +313,12 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     assert code == 2
     assert "Start it again before you send it a request" in " ".join(errors.split())
     assert audit(run.directory) == []
-    assert living.state_of(run.directory).member("late").stream_epoch(0), "it joined those that trained"
+    assert living.state_of(run.directory).member("late").stream_epoch(0), (
+        "the added member did not join members that were training"
+    )
 
 
-def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
+def test_a_command_to_a_run_that_ends_says_so_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = studies.study(90, fleet=[studies.member("m")], epochs=1)
@@ -338,7 +340,9 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
     monkeypatch.setattr(inbox, "write_command", noted)
     with pytest.raises(RunError, match=r"and only this was done: m has been saved and stopped\. Start it again"):
         inbox.send_commands(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
-    assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], "who was not heard leaves nothing"
+    assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], (
+        "a command without an answer left a file"
+    )
     (tmp_path / "commands" / names[0]).unlink()
     monkeypatch.undo()
     works = iter([True, True, False])

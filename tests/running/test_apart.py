@@ -60,7 +60,7 @@ def test_a_view_that_never_comes_back_ends_no_run(
     monkeypatch.setattr(apart, "FAREWELL_SECONDS", 0.25)
     assert train(tmp_path / "stuck", stuck).status == "done"
     assert stuck.inside.is_set()
-    assert not stuck.barrier.is_set(), "it hung to the end"
+    assert not stuck.barrier.is_set(), "the view returned before the end"
     train(tmp_path / "alone", None)
     assert evidence.results(tmp_path / "stuck") == evidence.results(tmp_path / "alone")
 

@@ -44,7 +44,7 @@ def at_work(folder: Path) -> Iterator[tuple[AttachedRun, Path]]:
     finally:
         hurry.touch()
         thread.join()
-    assert reports, "the call came to its end"
+    assert reports, "the call did not return"
 
 
 def test_a_run_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_clone_whose_name_is_taken_while_it_waits_for_its_file_is_refused(
     living.equal_alone(dataclasses.replace(asked, members=[*asked.members, late]), run)
 
 
-def test_a_clone_of_who_is_at_its_end_is_done_though_nobody_trains_beside_whom_it_is_measured(
+def test_a_clone_of_a_member_at_its_end_is_done_although_no_member_trains_while_it_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, alone = tmp_path / "run", studies.member("one", optimizer=RATE)

@@ -63,7 +63,7 @@ def test_a_lost_exchange_is_replaced(
 ) -> None:
     run = Run.halted(tmp_path, "SectionEnded", 2, unsure(2), settings=SHARED)
     talking = [peer.laddr.ip for exchange in run.role("exchange") for peer in exchange.net_connections("inet")]
-    assert set(talking) == {"127.0.0.1"}, "who is elsewhere could talk with them"
+    assert set(talking) == {"127.0.0.1"}, "processes on other hosts could connect to these"
     (victim,) = run.role("exchange", node)
     victim.send_signal(number)
     run.go_on()

@@ -134,7 +134,7 @@ def test_a_member_goes_on_there_from_a_file_that_is_there_before(tmp_path: Path)
     assert isinstance(heard[2], WorkerCommand)
 
 
-def test_workers_of_a_node_that_is_gone_are_lost_once_and_so_is_who_starts_there(tmp_path: Path) -> None:
+def test_workers_of_a_node_that_is_gone_are_lost_once_also_those_that_start(tmp_path: Path) -> None:
     place, there = node(tmp_path)
     place.start("node1/feeder-0", "feeder")
     there.close()

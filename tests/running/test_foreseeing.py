@@ -58,7 +58,7 @@ def test_only_epochs_that_are_sure_are_known(
     argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:2", numerics="exact")
     assert seen == foreseen
     argosy.plan(study, settings=Settings(devices="cpu:2", numerics="exact"), launcher=Inline())
-    assert seen == 2 * foreseen, "a plan is made as a run makes it"
+    assert seen == 2 * foreseen, "argosy.plan expects other epochs than a run"
 
 
 def test_a_plan_is_measured_on_the_cores_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_members_on_several_devices_become_what_they_are_alone(
     assert [line["device"] for line in started] == ["cpu:0"]
     stepped = sum(line["stepping"]["cpu:1"] for line in evidence.event_lines(tmp_path, "Passed"))
     of_both = sum(row.seconds for row in report.rows if row.name in ("wide", "pair"))
-    assert stepped == pytest.approx(of_both, abs=1e-3), "cpu:1 leads no member, and steps on two"
+    assert stepped == pytest.approx(of_both, abs=1e-3), "cpu:1 should be the first rank of no member and step two"
 
 
 @pytest.mark.usefixtures("devices")
@@ -175,7 +175,7 @@ def first_and_bad(name: str, asked: int) -> Mapping[int, float]:
     return {0: 0.4, 2: 0.6} if name == "bad" else first(name, asked)
 
 
-def test_a_member_that_raises_on_one_rank_ends_on_all_and_nobody_else_does(
+def test_a_member_that_raises_on_one_rank_ends_on_all_and_no_other_member_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
 ) -> None:
     bad = member("bad", batch_size=5, loss=fails_once, eval_batch_size=20)
@@ -195,7 +195,7 @@ def is_cut_once(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target, reduction="none")
 
 
-def test_a_group_that_breaks_though_nobody_is_lost_is_formed_again(
+def test_a_group_that_breaks_without_a_loss_is_formed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
 ) -> None:
     monkeypatch.setattr(faults, "BROKEN_SECONDS", 0.3)

@@ -216,7 +216,7 @@ def sign(beat: int = 0, *, busy: bool = True, doing: str = "x", opaque: bool = F
 
 
 def never() -> float:
-    raise AssertionError("nobody needs its CPU time")
+    raise AssertionError("the CPU time of this worker is not needed")
 
 
 def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
@@ -230,7 +230,7 @@ def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
     assert hangs.hanging() == []
 
 
-def test_who_gets_the_name_of_a_worker_that_is_gone_starts_anew() -> None:
+def test_a_worker_with_the_name_of_one_that_is_gone_starts_anew() -> None:
     hangs = Hangs(4.0)
     for now in range(4):
         hangs.observe(now, "worker", [sign()], never)

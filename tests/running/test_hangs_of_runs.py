@@ -107,7 +107,7 @@ class Interrupts(Silent):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
+def test_a_trainer_that_does_not_release_its_members_is_killed(tmp_path: Path) -> None:
     flag, run = tmp_path / "flag", tmp_path / "run"
     # The section takes twenty seconds, so it cannot end and be saved before the driver is interrupted.
     slow = studies.member(model=partial(Endless, flag), augment=studies.dawdle)

@@ -13,7 +13,9 @@ FED = Fed(leg=1, split="train", epoch=0, section=0, samples=64)
 ENDED = MemberEnded(member="a", status="done", reason="")
 
 
-def test_notes_go_to_the_disk_with_what_somebody_acts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_are_flushed_with_the_next_event_that_is_acted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(os, "fdatasync", flushed.append)
     monkeypatch.setattr(journal, "NOTE_SECONDS", 1000.0)

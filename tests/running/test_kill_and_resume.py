@@ -107,7 +107,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
     assert "damaged" in (tmp_path / "cut" / "members" / "odd" / "log.txt").read_text()
 
 
-def test_a_missing_newest_checkpoint_is_an_error_and_nobody_begins_anew(tmp_path: Path) -> None:
+def test_a_missing_newest_checkpoint_is_an_error_and_no_member_begins_anew(tmp_path: Path) -> None:
     argosy.train(studies.study(epochs=2), directory=tmp_path, launcher="inline")
     last = (tmp_path / "members" / "odd" / "last.pt").resolve()
     content = last.read_bytes()

@@ -281,7 +281,7 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
     gc.collect()  # frees copies that were never waited for, which count as lost, while this test has the device
 
 
-def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
+def test_a_late_label_in_one_program_ends_the_members_that_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:

@@ -28,7 +28,7 @@ def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
 
 
 @given(assignments(), assignments())
-def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
+def test_a_difference_leads_to_the_wanted_assignments_and_names_no_other_member(
     now: dict[str, list[str]], wanted: dict[str, list[str]]
 ) -> None:
     changes, leg = assignment_changes(now, wanted), LiveLeg(number=0, flotilla=PLANNED, feeders=(), until=0)
@@ -50,7 +50,7 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
         assert leg.devices_of(name) == []
 
 
-def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> None:
+def test_a_member_on_other_devices_or_in_other_shares_starts_anew() -> None:
     def flotilla(*placed_at: tuple[str, dict[str, float]]) -> Flotilla:
         placed = [
             Placement(
@@ -170,7 +170,9 @@ class World:
         self.barriers += 1
         for device in leg.devices:
             trainer = self.trainers[device]
-            assert all(place.section < leg.until for place, _ in trainer.blocks), "somebody has not seen all"
+            assert all(place.section < leg.until for place, _ in trainer.blocks), (
+                "a trainer has blocks left at the barrier"
+            )
             assert set(trainer.members.values()) == {leg.until}
         leg.gate = Gate.OPEN
         for name in [name for name in leg.members if self.ends[name] == leg.until]:
@@ -204,13 +206,15 @@ class World:
     def step(self, device: str) -> None:
         trainer = self.trainers[device]
         place, assignment = trainer.blocks.popleft()
-        assert assignment <= trainer.assignment, "a block came before its assignment was there"
+        assert assignment <= trainer.assignment, "a block came before its assignment"
         if assignment < trainer.assignment:
             assert all(place.section < section for section in trainer.members.values()), "a block was missed"
             return
         # A feeder that had no assigned members for a while may be behind: members skip sections before their own.
         here = [name for name, section in trainer.members.items() if section <= place.section]
-        assert all(trainer.members[name] == place.section < self.ends[name] for name in here), "a member goes too far"
+        assert all(trainer.members[name] == place.section < self.ends[name] for name in here), (
+            "a member was stepped beyond its end"
+        )
         if place.last and place.split == "val" and trainer.members:
             trainer.members |= dict.fromkeys(here, place.section + 1)
             trainer.said.append((place.section, here))
@@ -229,7 +233,7 @@ class World:
 
 
 @given(st.integers(0, 2**32))
-def test_whatever_order_messages_come_in_nobody_goes_too_far_and_all_get_there(seed: int) -> None:
+def test_no_member_goes_too_far_and_all_arrive_in_any_order_of_messages(seed: int) -> None:
     draw = Random(seed)
     world = World(draw)
     for _ in range(300):

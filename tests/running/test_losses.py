@@ -61,7 +61,7 @@ def test_divided_batches_get_smaller_and_leave_batch_norm_no_sample_alone(
         assert found == 2 * now or found == batch_size or not fits(2 * now)
 
 
-def test_who_does_not_let_go_in_time_is_named_once_and_waited_for_until_it_is_gone() -> None:
+def test_a_trainer_that_does_not_release_in_time_is_named_once_and_waited_for_until_it_is_gone() -> None:
     regrouping = Regrouping()
     regrouping.begin(["cpu:0", "cpu:1"], until=10.0)
     regrouping.begin(["cpu:2"], until=20.0)

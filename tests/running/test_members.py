@@ -53,7 +53,7 @@ class World:
         if assigned_event is not None:
             assert set(assigned_event.members) <= set(names)
             self.state.apply(assigned_event)
-        assert positions.assigned_event(names) is None, "it is journaled"
+        assert positions.assigned_event(names) is None, "an assignment was journaled twice"
         members.place(names)
         members.assign(names)
         for name in names:
@@ -130,7 +130,7 @@ class World:
 
 
 @given(st.integers(0, 2**32))
-def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) -> None:
+def test_no_member_sees_a_stream_epoch_twice_and_each_has_a_place(seed: int) -> None:
     draw = Random(seed)
     with TemporaryDirectory() as folder:
         world = World(draw, Path(folder))
@@ -174,7 +174,7 @@ def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> Non
     positions.join(["a"], 7)
     assert (positions.stream_section("a"), positions.end_section("a")) == (28, 34)
     positions.join(["a"], 5)
-    assert positions.stream_section("a") == 28, "no stream epoch that is behind it"
+    assert positions.stream_section("a") == 28, "a member went back to an earlier stream epoch"
 
 
 @pytest.mark.parametrize("state", State)
@@ -196,7 +196,7 @@ def test_a_change_that_is_not_lawful_is_named(tmp_path: Path, state: State) -> N
             assert members.in_states(state) == ["a"]
 
 
-def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_clone_of_a_member_that_is_gone_is_named(tmp_path: Path) -> None:
     command = {"command": "clone", "member": "gone", "name": "late", "set": {"optimizer.lr": 0.1}, "warm": False}
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     job = Job(study=studies.study(fleet=[studies.member("a")]), settings=Settings(), directory=tmp_path, lock=-1)

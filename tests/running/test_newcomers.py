@@ -83,7 +83,7 @@ def came_while_others_trained(run: Path, name: str) -> bool:
     return began < ended and living.state_of(run).member(name).status == "done"
 
 
-def test_who_was_to_measure_it_is_lost_and_another_one_does(
+def test_another_trainer_measures_it_when_the_first_one_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
 ) -> None:
     lost: list[str] = []
@@ -100,7 +100,7 @@ def test_who_was_to_measure_it_is_lost_and_another_one_does(
     assert came_while_others_trained(tmp_path / "run", "late")
 
 
-def test_where_those_leave_beside_whom_it_was_to_be_measured_it_is_measured_beside_others(
+def test_it_is_measured_beside_others_when_the_members_of_its_device_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
 ) -> None:
     asked: list[str] = []
@@ -144,7 +144,7 @@ ASSERTED = (
 @pytest.mark.parametrize(
     "why", ["its trainer was lost for the second time (in a test).", ASSERTED], ids=["lost", "asserts"]
 )
-def test_one_that_takes_its_trainer_with_it_is_refused_the_second_time_and_nobody_else_is(
+def test_a_member_that_ends_its_trainer_twice_is_refused_and_no_other_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None], why: str
 ) -> None:
     lost: list[tuple[str, ...]] = []

@@ -115,7 +115,7 @@ def broken(came: Path) -> Dataset[Any]:
     ("opened", "why"),
     [(unlike, "has different data than the other nodes"), (broken, "FileNotFoundError: /data/vectors")],
 )
-def test_a_node_without_the_studys_data_is_given_up_and_nobody_else_stops(
+def test_a_node_without_the_data_of_the_study_is_given_up_and_the_others_continue(
     tmp_path: Path, opened: Callable[[Path], Any], why: str
 ) -> None:
     data = argosy.Data(train=partial(opened, tmp_path / "came"), val=studies.Vectors(41))
@@ -123,4 +123,4 @@ def test_a_node_without_the_studys_data_is_given_up_and_nobody_else_stops(
     (gone,) = evidence.event_lines(run, "WorkerLost")
     assert gone["worker"] == "node1"
     assert why in gone["detail"]
-    assert len(evidence.event_lines(run, "MemberStarted")) == 2, "nobody was started again"
+    assert len(evidence.event_lines(run, "MemberStarted")) == 2, "no worker was started again"

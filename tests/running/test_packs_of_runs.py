@@ -352,7 +352,7 @@ def test_killed_while_a_program_is_halved_and_resumed(
     report = train(tmp_path / "killed", what, devices="late:0")
     assert {row.status for row in report.rows} == {"done"}
     sizes = [sizes for sizes, _ in packed(tmp_path / "killed")]
-    assert sizes[0] == [12] and [3, 3, 3, 3] in sizes, "whether each by itself is faster is found by time, afterwards"
+    assert sizes[0] == [12] and [3, 3, 3, 3] in sizes, "programs were not divided by memory"
     equal(tmp_path, "killed", "alone", what.names)
 
 

@@ -167,7 +167,7 @@ class Rare:
         return batch
 
 
-def test_who_failed_late_goes_on_from_its_last_file(tmp_path: Path) -> None:
+def test_a_member_that_failed_late_continues_from_its_last_file(tmp_path: Path) -> None:
     def fleet(calls: int) -> list[argosy.Member]:
         return [studies.member("one"), studies.member("rare", hidden=8, augment=Rare(calls))]
 

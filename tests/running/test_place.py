@@ -138,7 +138,7 @@ def test_every_launcher_says_where_a_process_stands(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ALONE)
-def test_a_process_that_nobody_started_beside_others_is_alone(how: str) -> None:
+def test_a_process_that_was_not_started_beside_others_is_alone(how: str) -> None:
     assert find_job_place(ALONE[how]) is None
     with pytest.raises(PlanError, match="launcher agents needs a job of several processes"):
         choose_job_place("agents", ALONE[how])

@@ -300,7 +300,7 @@ def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
     assert said == [("cpu:0", message) for message in messages]
 
 
-def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds_up_nobody(
+def test_the_last_messages_reach_live_workers_and_one_that_does_not_read_delays_none(
     workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
@@ -316,7 +316,7 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
     assert heard == [bytes(10**6)]
 
 
-def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: ProcessWorkers) -> None:
+def test_a_worker_shows_that_it_starts_before_its_first_message(workers: ProcessWorkers) -> None:
     heartbeat = workers.heartbeat("cpu:0")
     assert heartbeat is not None
     (sign,) = heartbeat.read()

@@ -246,4 +246,6 @@ def test_the_order_of_an_epoch_is_computed_once_for_all_members_that_an_audit_co
 
     monkeypatch.setattr(audit_of, "split_order", counted)
     assert audit_of.audit(tmp_path) == []
-    assert orders == {("train", 0): 2, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, "the fold has one of its own"
+    assert orders == {("train", 0): 2, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, (
+        "orders were computed once per member instead of once per subset"
+    )

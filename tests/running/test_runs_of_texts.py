@@ -103,7 +103,7 @@ def test_a_stream_of_texts_killed_within_a_window_goes_on_as_if_nothing_had_been
         before, process = len(saved()), begun(run, "processes", *place)
         while len(saved()) < before + 8 and process.poll() is None:
             time.sleep(0.02)
-        assert process.poll() is None, "it was over before it was killed"
+        assert process.poll() is None, "the run ended before it was killed"
         process.kill()
         process.wait()
     assert any(event.checkpoint.again for event in saved()), "no kill was within a window"

@@ -98,19 +98,19 @@ def test_three_kills_in_one_epoch_and_none_of_them_can_be_told(
         before, process = saved(run), begun(run, path, keep, *place)
         while saved(run) < before + 8 and process.poll() is None:
             time.sleep(0.02)
-        assert process.poll() is None, "it was over before it was killed"
+        assert process.poll() is None, "the run ended before it was killed"
         process.kill()
         process.wait()
         if keep != "keep":
             opened = [event for event in read_journal(run) if isinstance(event, DataOpened)]
             assert opened[-1].shards["train"] == (40, 1, 79, 80, 70, 30)
     sections = [member.sections for member in RunState.of(read_journal(run)).members.values()]
-    assert not any(sections), "the kills were to be within the first epoch"
+    assert not any(sections), "a kill was after the first epoch"
     reads = tmp_path / "reads.txt"
     reads.unlink(missing_ok=True)
     assert begun(run, path, keep, "cpu:2", 2, 1).wait() == 0
     if keep == "placed":
-        assert "on from row" in reads.read_text(), "no shard was read on from what the journal has of it"
+        assert "on from row" in reads.read_text(), "no shard was resumed from its journaled state"
     assert evidence.results(run) == evidence.results(tmp_path / "whole")
     assert audit(run) == []
     told = argosy.load(run).keeping["train"]

@@ -27,7 +27,7 @@ def cluster(count: int, kind: str = "cpu") -> Cluster:
         (2, "cuda", "equivalent", True, "", 2),
     ],
 )
-def test_who_may_be_split_where(
+def test_which_members_may_be_split_where(
     count: int, kind: str, numerics: Any, side_by_side: bool, words: str, groups: int
 ) -> None:
     measuring = make_cost_table(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
@@ -36,7 +36,7 @@ def test_who_may_be_split_where(
     assert bool(measuring.notes) == bool(words)
 
 
-def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() -> None:
+def test_sums_are_timed_once_by_the_slowest_and_again_after_a_loss() -> None:
     timing = AllReduceTiming()
     assert [*timing.commands("abcdefg", lambda: "there")] == list("abcd")
     assert not timing.commands("abcdefg", lambda: "there")
@@ -54,7 +54,7 @@ def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() 
     assert link.seconds(2, 0) == pytest.approx(0.2) and link.seconds(2, 4 * 2**20) == pytest.approx(1.2)
 
 
-def test_where_no_group_comes_to_be_nobody_is_split() -> None:
+def test_no_member_is_split_if_no_group_can_be_formed() -> None:
     timing = AllReduceTiming()
     assert timing.commands("ab", lambda: "there")
     assert timing.handle("a", SumsTimed(short_seconds=math.inf, long_seconds=math.inf)) is None

@@ -46,7 +46,7 @@ def found(
     return said
 
 
-def test_a_sum_that_all_wait_for_hangs_whoever_else_goes_on() -> None:
+def test_a_sum_that_all_its_devices_wait_for_hangs_even_if_others_continue() -> None:
     said = found(lambda now: waits(), lambda now: waits(), c=busy, feeder=lambda now: [idle(), busy(now)], seconds=12)
     words = "a waiting for 'wide' in step 5; b waiting for 'wide' in step 5"
     assert said == [(8, f"no progress for 8 s: {words}")]
@@ -68,7 +68,7 @@ def test_a_sum_that_one_never_begins_hangs() -> None:
         {"b": lambda now: idle(), "feeder": lambda now: [idle(), busy(now)]},  # b's next block is being prepared.
     ],
 )
-def test_who_waits_for_a_slow_one_is_left_alone(others: dict[str, Callable[[int], Sign]]) -> None:
+def test_waiting_for_a_slow_device_is_no_standstill(others: dict[str, Callable[[int], Sign]]) -> None:
     assert found(lambda now: waits(), **others) == []
 
 
@@ -76,7 +76,7 @@ def test_steps_that_were_made_between_two_looks_are_progress() -> None:
     assert found(waits, waits) == []
 
 
-def test_nobody_stands_still_who_waits_for_no_sum() -> None:
+def test_a_device_that_waits_for_no_sum_does_not_stand_still() -> None:
     assert found(lambda now: idle(), lambda now: idle()) == []
 
 

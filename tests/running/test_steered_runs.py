@@ -55,7 +55,7 @@ def test_members_that_the_ensemble_does_without_end_and_all_are_what_they_are_al
             assert len(here.sections) == gone, name
         else:
             assert gone is None or len(here.sections) <= gone, name
-    assert len({len(here.sections) for here in state.members.values()}) > 1, "nobody ended before the others"
+    assert len({len(here.sections) for here in state.members.values()}) > 1, "no member ended before the others"
 
 
 def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no_part(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) ->
             one.section, terms, dict.fromkeys(terms, math.inf), negative_log_likelihood, holdout=0.25, seed=wanted.seed
         )
         on_the_way += one.section > 1 and 0 < len(one.useful) - len(without.useful) < len(one.useful)
-    assert on_the_way, "no member was of use by how its loss fell alone"
+    assert on_the_way, "no member was kept for its extrapolated loss alone"
 
 
 def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def starts(directory: Path) -> Counter[str]:
     return Counter(line["member"] for line in evidence.event_lines(directory, "MemberStarted"))
 
 
-def test_while_newcomers_are_measured_as_nobody_else_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_newcomers_are_measured_and_no_member_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study, phases = fakes.fleet(1, 2), list[Phase]()
     late = fakes.Brings(study.members[1:], after=A)
     asked = fakes.replace(study, members=study.members[:1])

@@ -28,17 +28,17 @@ def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
     """Raise AssertionError if a member's state, its leg and the journal contradict each other."""
     state, leaving = driver.members.state(name), driver.members.leaving_of(name)
     if state is not State.REGROUPING:
-        assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if leg else 'not in'} a leg"
+        assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, but {'in' if leg else 'not in'} a leg"
     if state in TO_START:
         assert leg is not None
         starts = any(name in one.start for one in leg.starting.values())
-        assert starts, f"{name} is {state}, and no assignment waits for it"
-    assert (leaving is not None) == (state in LEAVING_STATES), f"{name} is {state} and has {leaving}"
+        assert starts, f"{name} is {state}, but no assignment waits for it"
+    assert (leaving is not None) == (state in LEAVING_STATES), f"{name} is {state}, but its way of leaving is {leaving}"
     status = driver.state.member(name).status
     if state is State.ENDED:
-        assert status in ENDED, f"{name} has ended, and is {status} in the journal"
+        assert status in ENDED, f"{name} has ended, but is {status} in the journal"
     elif status in ENDED:
-        assert name in driver.run.positions.unfinished(), f"{name} is {state}, and {status} in the journal"
+        assert name in driver.run.positions.unfinished(), f"{name} is {state}, but {status} in the journal"
 
 
 def holds(driver: Driver) -> None:
@@ -55,7 +55,7 @@ def holds(driver: Driver) -> None:
                 assert name not in legs, f"{name} is in two legs"
                 legs[name] = leg
         assert leg.gate is not Gate.REGROUPING or not leg.starting, (
-            f"leg {leg.number} regroups, and members are to start"
+            f"leg {leg.number} regroups, but members are waiting to start"
         )
     workers: Any = driver.pool.workers
     saved: set[str] = set()
@@ -67,7 +67,7 @@ def holds(driver: Driver) -> None:
     if not driver.run.begun or driver.run.phase.name == "OVER":
         return
     names = driver.run.study.names
-    assert driver.members.in_states(*PLACES) == list(names), "the table has other members"
+    assert driver.members.in_states(*PLACES) == list(names), "the member table and the study have different members"
     for name in names:
         agrees(driver, name, legs.get(name))
 

@@ -159,7 +159,7 @@ def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, 
             if script.power:
                 disk.lose_power()
             world.spend(world.random.uniform(1.0, 5.0))
-    raise AssertionError("drivers come and go without an end")
+    raise AssertionError("drivers are restarted without end")
 
 
 def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
@@ -236,7 +236,7 @@ class Watched(driving.Driver):
         assert time.monotonic() - self._since < PATIENCE_SECONDS, (
             f"no end after an hour, in phase {self.run.phase.name}"
         )
-        assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.run.phase.name}"
+        assert self.outcome.rounds < MOST_ROUNDS, f"too many rounds, in phase {self.run.phase.name}"
         holds(self)
         for name in self.run.study.names if self.run.begun else ():
             if self.members.is_asked_to_stop(name):
@@ -249,7 +249,7 @@ class Watched(driving.Driver):
                 section_seconds = min(given.row_ms) / 1e3 * given.length / given.per_epoch
                 flushing = int(2 * given.flush_seconds / section_seconds)
                 most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends + flushing)
-                assert sections <= most, f"{name} was told to stop, and goes on"
+                assert sections <= most, f"{name} was told to stop, but continues"
 
     def _handle(self, worker: str, message: Any) -> None:
         event = type(message).__name__

@@ -46,7 +46,7 @@ class Group:
     def form(cls, world: Any, rendezvous: str, rank: int, size: int, *, on: Any) -> "Group":
         """See `parallel.Group.form`."""
         group = cls(world, rendezvous, rank, size)
-        assert rank not in group.meeting.came, f"rank {rank} comes to {rendezvous} twice"
+        assert rank not in group.meeting.came, f"rank {rank} joined {rendezvous} twice"
         group.meeting.came[rank] = world.now
         return group
 
@@ -67,7 +67,7 @@ class Group:
         number = len(meeting.begun[self.rank]) - 1
         here = [begun[number] for rank in range(self.size) if len(begun := meeting.begun[rank]) > number]
         if len(here) == self.size and max(when for when, _ in here) <= now:
-            assert len({batch for _, batch in here}) == 1, f"the ranks have not begun one batch: {here}"
+            assert len({batch for _, batch in here}) == 1, f"the ranks began different batches: {here}"
             return True
         left = [rank for rank, when in meeting.gone.items() if when <= now and len(meeting.begun[rank]) <= number]
         if left and not self.broken:

@@ -518,7 +518,7 @@ class SimulatedWorkers:
         if node in self.gone_nodes:
             self._lost(name, "its node is gone", self.world.now, node_gone=True)
             return
-        assert name not in self.there, f"{name} is started twice"
+        assert name not in self.there, f"{name} was started twice"
         self.world.tell(name, "starts")
         self.there[name] = (_Feeder if role == "feeder" else _Trainer)(self, name, node)
 

@@ -155,7 +155,7 @@ def carry(between: socket.socket, port: int, passed: bytearray) -> None:
 
 
 @pytest.mark.parametrize("other", ["another", "none"])
-def test_who_has_not_the_jobs_certificate_is_refused_and_told(
+def test_a_caller_without_the_certificate_of_the_job_is_refused_with_a_reason(
     certificate: Certificate, refused: list[str], other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.2 if other == "none" else 60)
@@ -189,7 +189,7 @@ def test_another_certificate_of_the_same_authority_is_refused(refused: list[str]
         listener.close()
 
 
-def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
+def test_a_caller_with_a_certificate_is_refused_with_a_reason_if_the_job_has_none(
     certificate: Certificate, refused: list[str]
 ) -> None:
     listener = Listener(bytes(32), refused.append)

@@ -37,7 +37,7 @@ def test_every_change_is_a_beat() -> None:
     assert one(heartbeat).beat > again.beat
 
 
-def test_a_text_that_is_too_long_is_cut_and_touches_nobody_else() -> None:
+def test_a_text_that_is_too_long_is_cut_and_changes_no_other() -> None:
     heartbeat = Heartbeat.private()
     loader = heartbeat.slot(1)
     loader.start("loader")
@@ -86,7 +86,7 @@ def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> No
         os.close(number)
 
 
-def test_whoever_follows_under_a_name_has_another_beat() -> None:
+def test_the_next_worker_of_a_name_has_another_beat() -> None:
     heartbeats = [Heartbeat.create() for _ in range(2)]
     for _, descriptor in heartbeats:
         os.close(descriptor)

@@ -46,7 +46,7 @@ def test_every_block_reaches_every_node_from_one_that_has_it(name: str, nodes: i
 
 
 @every_pipeline
-def test_nobody_receives_a_block_twice(name: str, nodes: int, preparing: int) -> None:
+def test_no_node_receives_a_block_twice(name: str, nodes: int, preparing: int) -> None:
     pipeline = PIPELINES[name](nodes, preparing)
     for turn in pipeline.turns:
         received = [rank for hop in turn.hops for rank in pipeline.groups[hop.group] if rank != hop.root]
@@ -163,7 +163,7 @@ def test_arrays_cost_nothing_to_prepare_and_stay_where_they_are() -> None:
     assert "at no cost" in choice.reason
 
 
-def test_one_node_has_nobody_to_share_with() -> None:
+def test_one_node_alone_shares_nothing() -> None:
     choice = choose_pipeline(needs(nodes=1), [])
     assert (choice.sharing, choice.preparing, choice.reason) == ("local", 1, "one node")
 

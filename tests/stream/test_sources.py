@@ -29,7 +29,7 @@ def source(dataset, *, skip_errors: bool = False) -> DatasetSource:
     return open_sources(Data(train=dataset, on_error="skip" if skip_errors else "raise"), seed=0)["train"]
 
 
-def test_a_sample_does_not_depend_on_who_came_before() -> None:
+def test_a_sample_does_not_depend_on_the_ones_before() -> None:
     here = source(studies.Vectors(30))
     torch.manual_seed(1)
     random.seed(2)

@@ -219,7 +219,7 @@ def test_release_done_never_waits_and_goes_in_order(backend: Backend) -> None:
     assert not block.leaves[0].isnan().any()
 
 
-def test_the_double_shows_a_copy_that_nobody_followed(backend: Backend) -> None:
+def test_the_stand_in_shows_a_copy_that_was_not_followed(backend: Backend) -> None:
     source = [torch.ones(3), torch.ones(3, dtype=torch.int64)]
     copied, event = backend.copy(source)
     assert copied[0].isnan().all()
@@ -599,7 +599,7 @@ except WorkerError as error:
 """
 
 
-def test_a_process_that_cannot_see_its_cpu_trains_nobody() -> None:
+def test_a_process_that_cannot_see_its_cpu_trains_no_member() -> None:
     """Otherwise torch would use other kernels, which round differently, for as long as the process lives."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=True)

@@ -250,7 +250,7 @@ def nudged(model: Any, moved: float) -> nn.Module:
     return built
 
 
-def test_one_that_diverges_touches_nobody() -> None:
+def test_a_member_that_diverges_does_not_change_the_others() -> None:
     members = [member("calm", model=packs.ResNet), member("wild", model=packs.ResNet, optimizer=partial(SGD, lr=1e300))]
     (calm, _), _ = alone(members, 2)
     (other, wild), _ = together(members, 2)

@@ -101,7 +101,7 @@ def test_what_may_differ_does_not_part_members() -> None:
     assert (tuple(found.packs), found.alone, found.failed) == ((tuple(f"m{n}" for n in range(5)),), {}, {})
 
 
-def test_a_single_member_has_nobody_to_be_fused_with() -> None:
+def test_a_single_member_cannot_be_fused() -> None:
     assert admission([odd()]).alone == {"odd": "no other member could be fused with it"}
 
 

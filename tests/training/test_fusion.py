@@ -101,7 +101,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     assert not [event for report in said for event in report.events if isinstance(event, FellBack | StepsAlone)]
 
 
-def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tmp_path: Path) -> None:
+def test_a_block_without_samples_does_not_decide_whether_members_are_one_program(tmp_path: Path) -> None:
     """Such a block comes first if a run is resumed after the last step of an epoch."""
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)

@@ -119,7 +119,7 @@ def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     assert fusion_group.next(14) == ALONE
 
 
-def test_where_nobody_counts_memory_nothing_is_foreseen() -> None:
+def test_no_memory_is_estimated_on_a_device_that_does_not_count_it() -> None:
     fusion_group = FusionGroup(needs={ALONE: 80})
     fusion_group.estimate_fit(12, None)
     assert choose(12, {1: 1.0, 12: 0.3}, fusion_group)[1] == [1, 12, 12]
@@ -160,7 +160,7 @@ def test_between_kinds_that_cost_the_same_the_simpler_one_stays() -> None:
     assert settle(fusion_group, 8, {ALONE: 1.0, ALL: 0.5, GRAPHED: 0.9, ALL_GRAPHED: 0.49})[-1] == ALL
 
 
-def test_who_is_alone_has_a_choice_between_kinds_only() -> None:
+def test_a_member_alone_has_only_a_choice_of_kinds() -> None:
     fusion_group = FusionGroup(kinds=("plain", "graphed"))
     assert settle(fusion_group, 1, {ALONE: 1.0, GRAPHED: 0.3}) == [ALONE, GRAPHED, GRAPHED]
     assert not fusion_group.needs_choice(1)

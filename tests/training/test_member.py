@@ -278,7 +278,7 @@ def last_alone(parameters: Any) -> SGD:
     return SGD([*parameters][2:], lr=0.1)
 
 
-def test_a_weight_that_nobody_steps_has_no_gradient_of_earlier_steps(tmp_path: Path) -> None:
+def test_a_weight_outside_the_optimizer_has_no_gradient_of_earlier_steps(tmp_path: Path) -> None:
     """Otherwise the gradient would accumulate and enter the norm for clipping, and no checkpoint would hold it."""
     member = studies.member(model=Stray, optimizer=last_alone, clip_grad_norm=0.1, batch_size=20)
     solo, again = start(member), start(member)
@@ -534,7 +534,7 @@ def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
 @pytest.mark.parametrize(
     "rest", [{"metrics": {"odd": shifted_in_numpy}}, {"augment": scaled_unseen}, {"augment": clamped}]
 )
-def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
+def test_a_member_that_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     for member, notes in ((studies.member(**rest), (PRIVATE,)), (studies.member(), ())):
         measured = measure(start(member), block, validated=50)

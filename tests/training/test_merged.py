@@ -128,7 +128,9 @@ def flotillas(draw: st.DrawFn) -> list[Member]:
 
 
 @given(flotillas(), st.integers(1, 30), st.integers(1, 3), st.randoms(use_true_random=False), st.booleans())
-def test_nobody_waits_for_ever(members: list[Member], block: int, slots: int, draw: Random, some_leave: bool) -> None:
+def test_no_device_waits_for_ever(
+    members: list[Member], block: int, slots: int, draw: Random, some_leave: bool
+) -> None:
     world = World(draw, members, block, slots)
     for _ in range(20_000):
         if world.over:

@@ -150,7 +150,7 @@ def test_other_optimizers_make_their_steps(factory: Factory) -> None:
     assert not can_step_in_one_pass(factory(network().parameters()))
 
 
-def test_whoever_listens_to_all_optimizers_hears_them() -> None:
+def test_hooks_for_all_optimizers_are_called() -> None:
     optimizer, heard = SGD(network().parameters(), lr=0.1), register_optimizer_step_post_hook(lambda *_: None)
     try:
         assert not can_step_in_one_pass(optimizer)
@@ -193,7 +193,7 @@ def test_memory_that_lies_otherwise_is_not_touched(lies: Callable[[nn.Module], N
 
 
 @pytest.mark.parametrize(("numerics", "passes"), [("equivalent", True), ("exact", False)])
-def test_who_wants_it_exact_gets_the_optimizer(
+def test_exact_numerics_use_the_optimizer_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Any, passes: bool
 ) -> None:
     made = []

@@ -41,7 +41,7 @@ def test_every_rank_gets_the_same_sum_and_several_groups_go_on_at_once(tmp_path:
         group.leave()
 
 
-def test_who_waits_for_a_rank_that_has_left_hears_of_it(tmp_path: Path) -> None:
+def test_waiting_for_a_rank_that_has_left_raises(tmp_path: Path) -> None:
     first, second, third = formed(tmp_path / "m", 3)
     under_way = first.add_up(torch.ones(8))
     assert not until(lambda: under_way.done, 0.1) and not first.broken
@@ -53,7 +53,7 @@ def test_who_waits_for_a_rank_that_has_left_hears_of_it(tmp_path: Path) -> None:
     assert until(lambda: threading.active_count() <= before)
 
 
-def test_leaving_in_the_middle_of_a_sum_waits_for_nobody(tmp_path: Path) -> None:
+def test_leaving_in_the_middle_of_a_sum_does_not_wait(tmp_path: Path) -> None:
     first, second = formed(tmp_path / "m", 2)
     under_way = first.add_up(torch.ones(8))
     started = time.monotonic()

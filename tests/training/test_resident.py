@@ -196,7 +196,7 @@ def test_a_resumed_run_has_the_bits_of_one_in_one_piece(sent: list[int], tmp_pat
     assert ORDER in sent, "the last epoch should send the order alone"
 
 
-def test_a_block_that_finds_no_room_takes_that_of_rows_and_sends_nobody_away(
+def test_a_block_that_finds_no_room_takes_that_of_rows_and_moves_no_member(
     sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(ARRAYS, tmp_path / "whole", launcher="inline")

@@ -463,7 +463,7 @@ class EndsLater:
 
 
 @pytest.mark.parametrize("how", ["failed", "diverged"])
-def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
+def test_a_member_that_ends_in_the_middle_of_a_section_leaves_its_best_weights(
     tmp_path: Path, said: list[Any], driver: Listening, how: str
 ) -> None:
     """The best weights are saved even if their section ended before a file was due; the checkpoint stays the earlier one."""

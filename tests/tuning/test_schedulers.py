@@ -178,7 +178,7 @@ def halved_by_definition(
 
 @given(st.integers(0, 2**32), st.integers(0, 400))
 @settings(max_examples=50)
-def test_a_restart_knows_who_was_promoted(seed: int, steps: int) -> None:
+def test_a_restart_restores_promotions(seed: int, steps: int) -> None:
     draw = Random(seed)
     costs, fails = fleet(draw, 20)
     world = World(Asha(most=MOST, eta=3, trials=20), costs, fails)
@@ -204,7 +204,7 @@ def told(world: World) -> Iterator[tuple[int, int]]:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=50)
-def test_the_median_rule_ends_whom_it_should(seed: int) -> None:
+def test_the_median_rule_ends_the_trials_that_it_should(seed: int) -> None:
     draw = Random(seed)
     costs, fails = fleet(draw, 12)
     median = Median(most=MOST, trials=12, grace=2)
@@ -227,7 +227,7 @@ def worst(cost: float) -> float:
     return math.inf if math.isnan(cost) else cost
 
 
-def test_who_ended_by_its_own_rule_keeps_its_place() -> None:
+def test_a_trial_that_ended_by_its_own_rule_keeps_its_rank() -> None:
     hyperband = Hyperband(most=9, eta=3, trials=3)
     for trial, cost in enumerate([0.3, 0.1, 0.2]):
         hyperband.tell(trial, 1, cost)

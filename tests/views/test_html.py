@@ -49,7 +49,7 @@ def written(folder: Path, *, members: int = 100, epochs: int = 12, faults: int =
     return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
 
 
-def test_a_chronicle_has_who_was_where_when() -> None:
+def test_a_chronicle_has_the_place_of_each_member_at_each_time() -> None:
     study = voyages.asked(8, epochs=3)
     found = Chronicle.of(voyages.scheduler(study, epochs=3, faults=1))
     first = next(iter(study.names))

@@ -192,7 +192,7 @@ def test_members_that_are_done_are_to_come_where_their_rules_give_them_more() ->
     assert "(4 of 4)" in format_screen_line(seen(steered, story)), "the ensemble's rule may have ended them early"
 
 
-def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
+def test_a_line_shows_progress_time_left_and_the_best_member() -> None:
     study = voyages.asked(8, epochs=10)
     line = format_screen_line(seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0))
     assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")

@@ -47,7 +47,7 @@ def tell(view: Any, state: RunState, *events: Event) -> None:
         view.handle("", event)
 
 
-def test_the_screen_knows_who_was_added_and_the_last_known_losses(
+def test_the_screen_has_added_members_and_the_last_known_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)
