@@ -1,1 +1,0 @@
-../argosy/cli/demo.py
