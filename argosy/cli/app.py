@@ -131,12 +131,14 @@ DEMO_NEEDS = {"Pillow": "PIL", "scikit-learn": "sklearn"}
 @takes_settings("devices")
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
-    compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the same study under policy solo, and time both.")
+    ] = False,
     verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
+    """Train eight different networks on scikit-learn's handwritten digits, every sample prepared once."""
     if missing := [package for package, module in DEMO_NEEDS.items() if find_spec(module) is None]:
         raise RunError(
             f"argosy demo lacks {' and '.join(missing)}. Install with pip install 'argosy[demo]', or run uvx "

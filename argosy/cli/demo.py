@@ -1,4 +1,4 @@
-"""A complete study file, run by ``argosy demo``: eight unlike networks on scikit-learn's real handwritten digits.
+"""A complete study file, run by ``argosy demo``: eight different networks on scikit-learn's real handwritten digits.
 
 The digits are written once as JPEG files. Each sample is decoded, cropped and jittered like an image recipe, once for
 all members, and travels as bytes; normalising happens once per block on the device.

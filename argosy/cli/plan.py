@@ -33,7 +33,9 @@ def simulate(
     devices: Annotated[str, typer.Option(help="Numbers of devices, such as 20,40,80.")] = "8",
     policy: Annotated[str, typer.Option(help="Policies: all, or names such as balanced,solo.")] = "all",
     samples: Annotated[int, typer.Option(help="Samples per epoch.")] = 30606,
-    epochs_known: Annotated[bool, typer.Option(help="Let policies know the epochs of the table beforehand.")] = False,
+    epochs_known: Annotated[
+        bool, typer.Option("--epochs-known", help="Let policies know the epochs of the table beforehand.")
+    ] = False,
     preparation: Annotated[
         float | None,
         typer.Option(
@@ -46,12 +48,12 @@ def simulate(
     activation_gb: Annotated[float, typer.Option(help="Memory of a step in GB, at most that of the device.")] = 4.0,
     node_devices: Annotated[int, typer.Option(help="Devices per node.")] = 4,
     gb_per_second: Annotated[float, typer.Option(help="Bandwidth of a device for moves, in GB per second.")] = 1.0,
-    one_link: Annotated[bool, typer.Option(help="Let the whole cluster share that bandwidth.")] = False,
+    one_link: Annotated[bool, typer.Option("--one-link", help="Let the whole cluster share that bandwidth.")] = False,
     flotilla_seconds: Annotated[
         float, typer.Option(help="Seconds that FLEET's policies need for each flotilla.")
     ] = 34.5,
     one_pace: Annotated[
-        bool, typer.Option(help="Let FLEET's policies wait for the slowest member of a flotilla too.")
+        bool, typer.Option("--one-pace", help="Let FLEET's policies wait for the slowest member of a flotilla too.")
     ] = False,
     draws: Annotated[
         int, typer.Option(help="Number of runs of policies with random order, of which the median is shown.")

@@ -219,11 +219,11 @@ class Repetitions:
     def _values(self, configuration: str, metric: str) -> dict[str, float]:
         """Return a metric of a configuration's repetitions, by what differs between them."""
         if configuration not in self.outcomes:
-            known = f"{', '.join(map(repr, self.outcomes))}. Choose one of these"
-            none = "no member. Read single members in the report, or repeat them with argosy.replicate"
+            known = f"choose one of {', '.join(map(repr, self.outcomes))}"
+            none = "its members repeat no network. Compare them in the report, or repeat them with argosy.replicate"
             raise RunError(
-                f"the run has no configuration {configuration!r}{did_you_mean(configuration, self.outcomes)}; with "
-                f"argosy.replicate and argosy.kfold it repeats {known if self.outcomes else none}."
+                f"the run has no configuration {configuration!r}{did_you_mean(configuration, self.outcomes)}; "
+                f"{known if self.outcomes else none}."
             )
         done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
         for metrics in done.values():
