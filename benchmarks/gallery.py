@@ -162,7 +162,8 @@ def take(chromium: browser.Browser, path: Path, *, width: int, most: int, dark: 
     if part:
         box = chromium.ask(f"document.querySelector('{part}').closest('.panel').getBoundingClientRect().toJSON()")
         picture = picture.crop((box["left"], box["top"], box["right"], box["bottom"]))
-    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    # Of the methods, this one leaves the large areas of background in their exact colours.
+    picture.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import voyages
 
 import argosy
 from argosy.cli import report as reporting_cli
-from argosy.protocol.events import MemberStarted, SectionEnded
+from argosy.protocol.events import MemberStarted, Recovered, SectionEnded, WorkerLost
 from argosy.results.bands import Band
 from argosy.running.directory import journal
 from argosy.running.directory.journal import timeline
@@ -47,6 +47,14 @@ def written(folder: Path, *, members: int = 100, epochs: int = 12, faults: int =
     study = voyages.asked(members, epochs=epochs)
     voyages.leave(folder / "run", study, voyages.scheduler(study, epochs=epochs, faults=faults))
     return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
+
+
+def test_a_lost_worker_is_one_fault_however_its_members_continue() -> None:
+    lost = [*voyages.scheduler(voyages.asked(8, epochs=3), epochs=3, faults=1)]
+    at = next(number for number, (_, event) in enumerate(lost) if isinstance(event, WorkerLost))
+    after = Recovered(worker="cpu:0", members=("m",), way="apart", costs={})
+    found = Chronicle.of([*lost[: at + 1], (lost[at][0], after), *lost[at + 1 :]])
+    assert [mark.kind for mark in found.marks] == ["fault", "recovery"]
 
 
 def test_a_chronicle_has_the_place_of_each_member_at_each_time() -> None:

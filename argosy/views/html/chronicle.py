@@ -48,7 +48,7 @@ class Mark:
 
     seconds: float
     kind: str
-    """fault, or command."""
+    """fault, recovery or command."""
     device: str
     """Empty if it concerns no device."""
     text: str
@@ -100,7 +100,7 @@ class Chronicle:
         elif isinstance(event, Recovered):
             way = WAYS.get(event.way, event.way)
             text = f"{len(event.members)} members of {event.worker}: {way}"
-            self._mark(seconds, "fault", event.worker, text)
+            self._mark(seconds, "recovery", event.worker, text)
         elif isinstance(event, Answered):
             text = f"{event.command.get('command', 'command')}: {event.answer}"
             self._mark(seconds, "command", "", text)
