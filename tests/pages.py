@@ -94,7 +94,7 @@ INTRODUCTIONS = {
     "train": "Each setting is a keyword of `argosy.train` and `argosy.tune`, and an option of `argosy run` and `argosy tune`: `loader_workers=4` is "
     "`--loader-workers 4`.",
 }
-MADE = "Generated from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same text."
+MADE = "Every object and command, generated from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same text."
 
 
 def pages() -> dict[str, str]:
