@@ -75,7 +75,7 @@ def accuracy(output: Any, target: Any) -> Any:
     """Return 1 for each correct prediction and 0 for each wrong one: output ``[B, classes]``, target ``[B]`` of class indices -> ``[B]``.
 
     With further dimensions, ``[B, classes, …]`` and ``[B, …]``, return the share of correct predictions in each sample; targets that are
-    `IGNORED_SIGNALS` do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
+    -100 do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
     check_classes(output, target)
     largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
     right = ((said == target) & (largest == largest)).float()

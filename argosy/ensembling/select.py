@@ -40,7 +40,7 @@ PART = 2**22
 def select_weights(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:
     """Return weights that sum to one, given the `loss_terms` of each member and the losses of their means.
 
-    With fewer than `CHECK_SAMPLES` networks, whose random halves would leave little to choose from, ``bagged_weights`` selects like ``greedy``.
+    With fewer than `FEW` networks, whose random halves would leave little to choose from, ``bagged_weights`` selects like ``greedy``.
     """
     sound_M = terms_MN.flatten(1).isfinite().all(dim=1)
     if how == "greedy" or int(sound_M.sum()) < FEW:

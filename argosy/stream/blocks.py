@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Any) -> "Layout":
-        """Return the layout of this sample. Raises Unfit if no block can hold it."""
+        """Return the layout of this sample. Raises UnfitSample if no block can hold it."""
         leaves, tree = sample_leaves(sample)
         if not leaves:
             raise UnfitSample(
@@ -112,7 +112,7 @@ class Layout:
         return Block(place, self.tree, leaves, pieces[0].view(np.int64), pieces[1].view(np.bool_))
 
     def check(self, leaves: Sequence[torch.Tensor], tree: Structure) -> None:
-        """Raise Unfit unless a sample has this layout."""
+        """Raise UnfitSample unless a sample has this layout."""
         if tree != self.tree:
             raise UnfitSample(
                 f"has the structure {format_structure(tree)}, the first sample {format_structure(self.tree)}. Return the same "

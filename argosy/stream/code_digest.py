@@ -553,7 +553,7 @@ def _may_matter(name: str, value: Any) -> bool:
 
 
 def _import_module(name: str, package: str | None) -> types.ModuleType | None:
-    """Return a module that a function imports; None if it is missing or not needed yet. Raises Opaque if importing it fails."""
+    """Return a module that a function imports; None if it is missing or not needed yet. Raises UnreadableContent if importing it fails."""
     try:
         name = importlib.util.resolve_name(name, package or "")
         spec = importlib.util.find_spec(name.partition(".")[0]) if name not in sys.modules else None

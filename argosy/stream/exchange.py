@@ -80,7 +80,7 @@ class ExchangeProcess:
             self.connection.send(Transfer(slot, size, hops))
 
     def take(self) -> Any:
-        """Return its next message; Broken if it has died."""
+        """Return its next message; ExchangeFailed if it has died."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):

@@ -100,7 +100,7 @@ class _Caller:
 
 
 class Listener:
-    """The listening end. Its `fileno` is readable when `enter` has work to do."""
+    """The listening end. Its `fileno` is readable when `accept` has work to do."""
 
     def __init__(self, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> None:
         self.key = key
@@ -123,7 +123,7 @@ class Listener:
         return self._selector.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Wait until `enter` has work to do, or the time is over."""
+        """Wait until `accept` has work to do, or the time is over."""
         self._selector.select(seconds)
 
     def accept(self) -> list[tuple[str, Peer]]:

@@ -54,7 +54,7 @@ class Mask(NamedTuple):
 
 
 def pad_sample(sample: Any, ragged: Any) -> Any:
-    """Return a sample with a `Padded` wherever `ragged` has a Ragged, and with its masks. Raises Unfit if its structure differs."""
+    """Return a sample with a `Padded` wherever `ragged` has a Ragged, and with its masks. Raises UnfitSample if its structure differs."""
     if ragged is None:
         return sample
     if isinstance(ragged, Ragged):

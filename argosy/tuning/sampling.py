@@ -346,7 +346,7 @@ class Sampling:
 
     @property
     def choices(self) -> dict[str, list[Any]]:
-        """Ordered values of the parameters that have at most `CHECK_SAMPLES`; empty if the space is a function."""
+        """Ordered values of the parameters that have at most `FEW`; empty if the space is a function."""
         if callable(self.space):
             return {}
         found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}

@@ -181,7 +181,7 @@ def _best(member: MemberState, section: int) -> int:
 
 
 def extrapolate_loss(now: float, then: float, *, section: int, back: int) -> float:
-    """Return the loss `MAX_BLOCKS_AHEAD` times `section` further sections from now, if it keeps falling by the same power of the number of sections as
+    """Return the loss `AHEAD` times `section` further sections from now, if it keeps falling by the same power of the number of sections as
     over the last `back` sections, before which it was `then`."""
     if not then:
         return now

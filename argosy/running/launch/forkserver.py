@@ -55,7 +55,7 @@ class ForkServer:
         self._words = words
         """The server's standard error; an interpreter that cannot start reports the reason there."""
         self.channel = channel
-        """Connection to the server: readable when `news` has reports; `unsent` while the server imports."""
+        """Connection to the server: readable when `read_reports` has some; `unsent` while the server imports."""
         self.used: bool = False
 
     @classmethod

@@ -127,7 +127,7 @@ USED = _ChangedParts()
 
 
 def make_key(dataset: Any) -> Key:
-    """Return the key of an opened Dataset. Raises Opaque if it holds an object whose content cannot be read.
+    """Return the key of an opened Dataset. Raises UnreadableContent if it holds an object whose content cannot be read.
 
     For padded samples, it is the key of the Dataset as it was given, with the lengths to which they are padded.
     """

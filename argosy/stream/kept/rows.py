@@ -141,7 +141,7 @@ class Rows:
         self.marks[index] = WRITTEN
 
     def use_random_access(self) -> None:
-        """Read only requested rows from disk, and all rows of one request at once (`fetch`).
+        """Read only requested rows from disk, and all rows of one request at once (`prefetch`).
 
         Otherwise the kernel would read up to megabytes around each missing page, which would be evicted before they are used.
         """

@@ -51,7 +51,7 @@ class ComparedPair(NamedTuple):
 
 
 def largest_value(*tensors: Tensor) -> float:
-    """Return the largest absolute value of all, and at least `SMALLEST`."""
+    """Return the largest absolute value of all, and at least `MIN_SIZE`."""
     return max([MIN_SIZE, *(float(_wide(tensor).abs().max()) for tensor in tensors if tensor.numel())])
 
 

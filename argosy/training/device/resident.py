@@ -20,7 +20,7 @@ from argosy.training.device.devices import Backend, memory_left
 __all__ = ["ResidentRows"]
 
 MEMORY_DIVISOR = 4
-"""Rows of a split may use at most 1 / SHARE of the memory that is left."""
+"""Rows of a split may use at most 1 / MEMORY_DIVISOR of the memory that is left."""
 DTYPES = frozenset(
     {
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -77,7 +77,7 @@ class ResidentRows:
         return self._splits[name] is not None
 
     def keep(self, block: Block, index: Tensor, leaves: list[Tensor]) -> None:
-        """Keep the rows of a block that `takes` has accepted; the index and the leaves are on the device."""
+        """Keep the rows of a block that `reserve` has accepted; the index and the leaves are on the device."""
         split = self._splits[block.place.split]
         assert split is not None
         for rows, leaf in zip(split.leaves, leaves, strict=True):

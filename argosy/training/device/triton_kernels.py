@@ -26,7 +26,7 @@ THREADS = 256
 
 
 class TritonKernels:
-    """The `argosy.training.device.own_kernels.OwnKernels` of a CUDA device."""
+    """The `argosy.training.device.kernel_forms.OwnKernels` of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -62,7 +62,7 @@ class Program(Protocol[Cut]):
     def finish(self) -> int:
         """Clip gradients, step and commit; returns the number of samples in the batch begun, 0 if all are broken.
 
-        Raises OwnFaults for errors that belong to single members.
+        Raises MemberFaults for errors that belong to single members.
         """
 
     def evaluate(self, block: Block) -> Iterator[None]:

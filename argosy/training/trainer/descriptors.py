@@ -31,7 +31,7 @@ class Descriptors:
         return self.left[name] >= LEAK_FILES and lowest_free() > _limit() - MARGIN
 
     def make_room(self, name: str) -> None:
-        """Close files of an ended member; if they stay open, raise the soft limit as far as possible, by at most `QUEUE_SIZE`."""
+        """Close files of an ended member; if they stay open, raise the soft limit as far as possible, by at most `RAISED_BY`."""
         del self.left[name]
         gc.collect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

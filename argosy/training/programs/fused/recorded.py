@@ -26,7 +26,7 @@ Sums = tuple[Tensor, ...]
 
 
 class UnrecordedSteps:
-    """Steps of these members, by row. Positions move at once; step counts, samples, digests and losses with `tell`."""
+    """Steps of these members, by row. Positions move at once; step counts, samples, digests and losses with `record`."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives

@@ -154,7 +154,7 @@ class ProgramOfSeveral(ABC):
         return samples
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Implement `Program.evaluate` in locksteps. Raises OwnFaults."""
+        """Implement `Program.evaluate` in locksteps. Raises MemberFaults."""
         self._train(False)
         cutters = share_cutters([not_none(live.val_cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
@@ -214,7 +214,7 @@ class ProgramOfSeveral(ABC):
             self._states.on_device = None
 
     def inputs(self, lockstep: Lockstep, *, augment: bool = True) -> PackInputs:
-        """Return the samples of a lockstep. Raises OwnFaults for labels without an output."""
+        """Return the samples of a lockstep. Raises MemberFaults for labels without an output."""
         self._check_labels()
         batches = [not_none(batch) for batch in lockstep]
         first = batches[0]
@@ -272,7 +272,7 @@ class ProgramOfSeveral(ABC):
                 yield row, batch
 
     def _check_labels(self) -> None:
-        """Raise OwnFaults for labels without an output."""
+        """Raise MemberFaults for labels without an output."""
         self._faults |= self._foreseen.errors()
         self._tell_faults()
 
