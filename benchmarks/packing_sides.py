@@ -22,8 +22,9 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.training.choice.fusion_group import FusionGroup, Kind
 from argosy.training.device.devices import open_backend
+from argosy.training.member.building import build_member
 from argosy.training.member.files import Files
-from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import graphed

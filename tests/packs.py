@@ -19,7 +19,8 @@ from argosy.study import Member, accuracy
 from argosy.training.choice.admission import Admission, admit
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import open_backend
-from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.building import build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo

@@ -10,8 +10,8 @@ from argosy.errors import RunError
 from argosy.study import Member
 from argosy.training.device.devices import open_backend
 from argosy.training.device.process_state import preserve_random_states
-from argosy.training.member.live import load_weights
 from argosy.training.member.randomness import Randomness
+from argosy.training.member.weights import load_weights
 
 __all__ = ["network_with_weights"]
 

@@ -49,7 +49,7 @@ from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import answer_kind
-from argosy.training.member.live import effective_seed
+from argosy.training.member.building import effective_seed
 from argosy.training.member.snapshots import unstack_snapshots
 
 __all__ = ["Trained"]

@@ -21,7 +21,8 @@ from argosy.errors import MemberFailed, StudyError
 from argosy.stream.order import member_seed, permutation
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
-from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.building import build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.solo import Solo
 
 lightning = pytest.importorskip("lightning.pytorch")

@@ -27,8 +27,8 @@ from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.training.device.devices import open_backend
 from argosy.training.device.process_state import ProcessState
+from argosy.training.member.building import build_member
 from argosy.training.member.changes import apply_changes
-from argosy.training.member.live import build_member
 from messages.of_studies import study
 
 __all__ = ["CASES"]

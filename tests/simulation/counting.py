@@ -7,16 +7,16 @@ computes the expected weight from a list of stream epochs, without a trainer.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from argosy.stream.blocks import Place
 from argosy.stream.order import Digest
 from argosy.study import Member
-from argosy.training.member.live import Best
+from argosy.training.member.best import Best, BestWeights
 
 __all__ = ["Counted", "CountingBlock", "CountingMember", "loss_after", "weight_after"]
 
@@ -81,6 +81,21 @@ class Counts:
 
 
 @dataclass(slots=True)
+class CountedWeights:
+    """Replaces `argosy.training.member.weights.NetworkWeights`: the one weight."""
+
+    weight: int = 0
+
+    def read(self, *, averaged: bool = False) -> Any:
+        """Return the weight."""
+        return self.weight
+
+    def copied(self, *, averaged: bool) -> Any:
+        """Return the weight."""
+        return self.weight
+
+
+@dataclass(slots=True)
 class CountingMember:
     """A member that only counts, with what a trainer uses of `argosy.training.member.live.LiveMember`."""
 
@@ -94,7 +109,8 @@ class CountingMember:
     lengths: dict[str, int]
     trips: Callable[["CountingMember"], None] = lambda live: None
     """Called before each step, to raise what the script wants."""
-    weight: int = 0
+    weights: CountedWeights = field(default_factory=CountedWeights)
+    best: BestWeights = field(init=False)
     epoch: int = 0
     section: int = 0
     steps: int = 0
@@ -106,11 +122,8 @@ class CountingMember:
     stream_epoch: int = -1
     private: bool = False
     diverged: bool = False
-    best: Best | None = None
     answers: None = None
     """A member that only counts has no answers to validation samples."""
-    best_is_current: bool = False
-    best_weight: int | None = None
     val_cutter: Any = None
     loss_scale: Any = None
     schedule: Any = None
@@ -121,6 +134,9 @@ class CountingMember:
     optimizer: Any = field(default_factory=lambda: SimpleNamespace(param_groups=[]))
     _loaded: int = 0
     """Elements of the next batch that were gathered when the member was saved; kept until its epoch begins."""
+
+    def __post_init__(self) -> None:
+        self.best = BestWeights(cast(Any, self.weights))
 
     def begin_epoch(self, orders: Any, stream_epoch: int, position: int = 0) -> None:
         """See `LiveMember.begin_epoch`."""
@@ -162,26 +178,24 @@ class CountingMember:
 
     def commit(self, start: int, rows: int) -> None:
         """Note that a batch was stepped on."""
-        if self.best_is_current:
-            self.best_is_current, self.best_weight = False, self.weight
-        self.weight = stepped(self.weight, self.stream_epoch, start, rows)
+        self.best.keep()
+        self.weights.weight = stepped(self.weights.weight, self.stream_epoch, start, rows)
         self.position, self.carried, self.steps = start + rows, 0, self.steps + 1
         self.samples += rows
         self.seconds += rows * self.row_seconds
         self.train.rows += rows
-        self.train.weight = self.weight
+        self.train.weight = self.weights.weight
 
     # ---- the end of a section
 
     def end_section(self, sections: int) -> dict[str, float]:
         """See `LiveMember.end_section`."""
         self.backend.synchronize()  # raises after an assertion, as reading a loss does
-        loss = loss_after(self.weight, self.epoch + (self.section + 1) / sections)
+        loss = loss_after(self.weights.weight, self.epoch + (self.section + 1) / sections)
         metrics = {"train_loss": loss, "lr": 0.1}
         if self.val_cutter is not None:
             metrics["val_loss"] = loss
-        if self.best is None or self.best.is_beaten_by(loss, "min"):
-            self.best, self.best_is_current, self.best_weight = Best(self.epoch, self.section, loss), True, None
+        self.best.offer(Best(self.epoch, self.section, loss), "min")
         ends_epoch = self.section + 1 == sections
         self.section, self.seconds, self.samples, self.val_cutter = self.section + 1, 0.0, 0, None
         if ends_epoch:
@@ -190,26 +204,15 @@ class CountingMember:
 
     # ---- files
 
-    def best_state(self) -> dict[str, Any] | None:
-        """See `LiveMember.best_state`."""
-        if self.best is None or not (self.best_is_current or self.best_weight is not None):
-            return None
-        weight = self.weight if self.best_weight is None else self.best_weight
-        return {"model": weight, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
-
     def forget_source(self) -> None:
         """See `LiveMember.forget_source`."""
-        self.best = None
-
-    def note_best_saved(self) -> None:
-        """See `LiveMember.note_best_saved`."""
-        self.best_is_current, self.best_weight = False, None
+        self.best.load(None)
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
         """See `LiveMember.state_dict`."""
         self.backend.synchronize()
         return {
-            "weight": self.weight,
+            "weight": self.weights.weight,
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -218,16 +221,16 @@ class CountingMember:
             "samples": self.samples,
             "seconds": self.seconds,
             "train": [self.train.rows, self.train.weight],
-            "best": None if self.best is None else [self.best.epoch, self.best.section, self.best.value],
+            "best": None if self.best.section is None else [*astuple(self.best.section)[:3]],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """See `LiveMember.load_state_dict`."""
-        self.weight, self.epoch, self.section, self.steps = (
+        self.weights.weight, self.epoch, self.section, self.steps = (
             state[name] for name in ("weight", "epoch", "section", "steps")
         )
         self.samples, self.seconds, self.train = state["samples"], state["seconds"], Counts(*state["train"])
-        self.best = None if state["best"] is None else Best(*state["best"])
+        self.best.load(None if state["best"] is None else Best(*state["best"]))
         self._loaded = state["carried"]
         return int(state["position"])
 

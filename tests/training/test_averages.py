@@ -395,7 +395,8 @@ def test_the_objective_chooses_between_raw_and_averaged_weights() -> None:
         assert (row["val_loss"], row["val_accuracy"]) == (row[f"{kind}_val_loss"], row[f"{kind}_val_accuracy"])
         chosen.add(kind)
     assert chosen == {"average", "raw"}
-    assert live.best is not None and live.best.value == min(row["val_loss"] for row in history["m"])
+    best = live.best.section
+    assert best is not None and best.value == min(row["val_loss"] for row in history["m"])
 
 
 def test_before_there_is_an_average_it_is_not_a_number_and_never_chosen() -> None:

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW
 from argosy.study import Member
 from argosy.training.choice import fused_check
 from argosy.training.device.devices import open_backend
-from argosy.training.member.live import build_member
+from argosy.training.member.building import build_member
 from argosy.training.optim import kernels
 from argosy.training.programs.fused.fused import Fused
 

@@ -18,7 +18,7 @@ from argosy.errors import StudyError
 from argosy.stream.own_generators import uses_random_modules
 from argosy.study import Member
 from argosy.training.device.devices import open_backend
-from argosy.training.member.live import build_member
+from argosy.training.member.building import build_member
 
 NUMPY, TORCH = np.random.default_rng(0), torch.Generator().manual_seed(0)
 

@@ -670,7 +670,7 @@ def test_the_host_waits_for_no_plain_step_of_a_pack(pack: str) -> None:
     orders = Orders(0, {"train": len(arrays[0])})
     for one in lives:
         one.begin_epoch(orders, 1)
-        one.keep_best()  # outside of the strict part: it may copy weights to the host, if the last epoch was the best
+        one.best.keep()  # outside of the strict part: it may copy weights to the host, if the last epoch was the best
     (block,) = blocks(orders.epoch("train", 1), 96, arrays=arrays, epoch=1)
     with program.active(), make_recorder(lives[0].backend).strict():
         for batch in program.cut(there(block, program)):

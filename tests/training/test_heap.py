@@ -42,7 +42,7 @@ import torch
 import argosy
 from argosy.training.device.devices import open_backend
 from argosy.training.device.heap import keep_freed_memory
-from argosy.training.member.live import build_member
+from argosy.training.member.building import build_member
 from argosy.training.programs.solo import Solo
 
 def heap_mib():

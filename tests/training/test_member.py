@@ -37,9 +37,11 @@ from argosy.training.choice import measure as measure_file
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
-from argosy.training.member import live as live_file
+from argosy.training.member import weights as weights_file
+from argosy.training.member.best import Best
+from argosy.training.member.building import build_member
 from argosy.training.member.copied import DATA_BYTES
-from argosy.training.member.live import Best, LiveMember, build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.solo import Solo
 
 LENGTHS = {"train": 100, "val": 30}
@@ -458,28 +460,29 @@ def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_p
         studies.member(metrics={"score": second_is_best}, eval_batch_size=11, batch_size=10), objective="val_score"
     )
     live = solo.live
-    assert live.best is None
-    assert live.best_state() is None
+    assert live.best.section is None
+    assert live.best.state() is None
     live.begin_epoch(ORDERS, 0)
     for section, best in enumerate((0, 1, 1, 1)):
         list(train(solo, 0, section * 25, section * 25 + 25))
         validate(solo)
         live.end_section(4)
-        assert live.best is not None
-        assert (live.best.epoch, live.best.section) == (0, best)
+        found = live.best.section
+        assert found is not None
+        assert (found.epoch, found.section) == (0, best)
         if section == 1:
             expected = evidence.fingerprint(live.model.state_dict())
         if live.section:
             live.begin_section()
-    state = live.best_state()
+    state = live.best.state()
     assert state is not None
     assert {**state, "model": None} == {"model": None, "epoch": 0, "section": 1, "value": 3.0}
     assert evidence.fingerprint(state["model"]) == expected != evidence.fingerprint(live.model.state_dict())
-    live.note_best_saved()
-    assert live.best_state() is None
+    live.best.note_saved()
+    assert live.best.state() is None
     later, _ = resumed(live.state_dict(), tmp_path, live.member)
-    assert later.live.best == live.best
-    assert later.live.best_state() is None
+    assert later.live.best.section == live.best.section
+    assert later.live.best.state() is None
 
 
 # ---- asynchronous devices
@@ -648,7 +651,7 @@ def test_weights_that_are_merged_in_a_validation_are_not_merged_once_more_behind
     member = studies.member(model=studies.Merging, average=average)
     solo, best = start(member), studies.Merging()
     (row,) = run(solo, 1)
-    best.load_state_dict((solo.live.best_state() or {})["model"])
+    best.load_state_dict((solo.live.best.state() or {})["model"])
     assert loss_of(best) == pytest.approx(row["val_loss"], rel=1e-6)
     again, _ = resumed(solo.live.state_dict(), tmp_path, member)
     assert again.live.model.eval()(INPUTS).equal(solo.live.model.eval()(INPUTS))
@@ -1636,12 +1639,12 @@ def test_best_weights_of_a_small_network_stay_on_an_accelerator(
 ) -> None:
     one = start(studies.member(model=partial(Tied, width)), device=device).live
     to_host: list[Any] = []
-    monkeypatch.setattr(live_file, "to_plain", lambda weights, host: to_host.append(host) or weights)
-    one.best, one._best_here = Best(0, 0, 1.0), True
-    one.keep_best()
+    monkeypatch.setattr(weights_file, "to_plain", lambda weights, host: to_host.append(host) or weights)
+    assert one.best.offer(Best(0, 0, 1.0), "min")
+    one.best.keep()
     assert to_host == ([] if there and device == "late:0" else [True])
     if not to_host:
-        kept, model = one.best_state()["model"], one.model  # type: ignore[index]
+        kept, model = one.best.state()["model"], one.model  # type: ignore[index]
         assert kept["first.weight"] is kept["second.weight"]
         assert kept["first.weight"].data_ptr() != model.first.weight.data_ptr()
         assert torch.equal(kept["first.bias"], model.first.bias)

@@ -23,7 +23,8 @@ from argosy.training.choice.admission import admit
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import Backend, open_backend
 from argosy.training.device.process_state import preserve_process_state
-from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.building import build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo

@@ -20,8 +20,9 @@ from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.member.copied import CALLED, optimizers_of, shared_data
-from argosy.training.member.live import LiveMember, load_weights
+from argosy.training.member.live import LiveMember
 from argosy.training.member.own import load_optimizer_state
+from argosy.training.member.weights import load_weights
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo

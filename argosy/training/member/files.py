@@ -84,9 +84,9 @@ class Files:
         state = checkpoint.to_plain(live.state_dict(carried=carried))
         items = [(state, self.folder / file)]
         best = newest.best if newest else None
-        if live.best_is_current:
+        if live.best.is_current:
             best = file
-        elif (weights := live.best_state()) is not None:
+        elif (weights := live.best.state()) is not None:
             best = _file_of_best(weights)
             items.insert(0, (checkpoint.to_plain(weights), self.folder / best))
         saved = Checkpoint(
@@ -100,7 +100,7 @@ class Files:
             best=best,
             best_sha256=newest.best_sha256 if newest else None,
         )
-        live.note_best_saved()
+        live.best.note_saved()
         return Draft(saved, items)
 
     def note_written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
@@ -120,7 +120,7 @@ class Files:
         Returns the newest checkpoint updated with them, to be journaled, or None if there is nothing to write. No other state of
         the member is saved, because it may be in the middle of a step.
         """
-        weights = None if live.best_is_current else live.best_state()
+        weights = None if live.best.is_current else live.best.state()
         if weights is None or self.newest is None or not self.own:
             return None
         file = _file_of_best(weights)

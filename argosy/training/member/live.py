@@ -4,17 +4,13 @@ Its result is a function of the member, the study's seed and its list of stream 
 size, other work of the device, or interruptions.
 """
 
-import contextlib
 import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
@@ -22,69 +18,24 @@ from argosy.errors.traces import reason_of
 from argosy.stopping import Mode, is_better
 from argosy.stream.batches import Batch, Cutter, InOrderCutter, PartialBatch
 from argosy.stream.by_length import ByLengthCutter
-from argosy.stream.order import Digest, Indices, Selection, member_seed
+from argosy.stream.order import Digest, Indices, Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memory
-from argosy.training.device.process_state import check_settings_kept
 from argosy.training.member.answers import Answers
-from argosy.training.member.checkpoint import to_plain
-from argosy.training.member.checks import (
-    check_average_of,
-    check_generators,
-    check_network,
-    check_optimizer,
-    check_own,
-    check_schedule,
-    collect_registered,
-)
-from argosy.training.member.copied import (
-    CALLED,
-    DATA_BYTES,
-    copy_together,
-    ensure_own_memory,
-    optimizers_of,
-    with_own_callables,
-)
-from argosy.training.member.own import (
-    build_own_optimizers,
-    load_optimizer_state,
-    load_schedule_state,
-    schedule_state,
-    strip_given,
-)
+from argosy.training.member.best import Best, BestWeights
+from argosy.training.member.copied import DATA_BYTES, copy_together
+from argosy.training.member.own import load_optimizer_state, load_schedule_state, schedule_state, strip_given
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.snapshots import Snapshots, unstack_snapshots
 from argosy.training.member.tally import Tally, batch_total
 from argosy.training.member.validation import Validation
-from argosy.training.optim.one_pass import can_step_in_one_pass
-from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.member.weights import NetworkWeights, load_weights
 
-__all__ = ["Best", "BatchLengths", "LiveMember", "build_member", "load_weights", "effective_seed"]
-
-SMALL_BYTES = 4 << 20
-"""Most bytes of a small network's weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The section with the best objective; the earliest one if several are equal."""
-
-    epoch: int
-    section: int
-    """Number within the epoch, from 0."""
-    value: float
-    averaged: bool = False
-    """Whether the value is that of the averaged weights, not of the raw ones."""
-
-    def is_beaten_by(self, value: float, mode: Mode) -> bool:
-        """Return whether a later value is better; NaN never is, and every other value is better than NaN."""
-        if math.isnan(value):
-            return False
-        return math.isnan(self.value) or is_better(value, self.value, mode)
+__all__ = ["BatchLengths", "LiveMember"]
 
 
 class BatchLengths(NamedTuple):
@@ -134,7 +85,6 @@ class LiveMember:
     """Set if weights of its last sections are kept, for an ensemble."""
     one_pass: bool = False
     """Whether kernels that round differently from its optimizer may step it."""
-    best: Best | None = None
     answers: tuple[int, bytes] | None = None
     """Its answers in the section that ended last, if that is its best one and it is `answering`."""
     outputs: torch.Tensor | None = None
@@ -143,6 +93,8 @@ class LiveMember:
     """Set in float16."""
     average: RunningAverage | None = field(init=False)
     """Set if the member has an average."""
+    weights: NetworkWeights = field(init=False)
+    best: BestWeights = field(init=False)
     clock: DeviceClock = field(init=False)
     train: Tally = field(init=False)
     """Sums over the current epoch."""
@@ -158,17 +110,7 @@ class LiveMember:
     _stream_epoch: int = 0
     _carried: PartialBatch | None = None
     """Part of a batch, loaded from a checkpoint; used when the epoch begins."""
-    _frozen: frozenset[str] = field(init=False)
-    """Names of weights that are not trained, in the network as built."""
-    _named: frozenset[str] = field(init=False)
-    """Names of all weights, in the network as built."""
-    _names: frozenset[str] = field(init=False)
-    """Names in the state of the network as built."""
     _selections: dict[str, Selection] = field(default_factory=dict)
-    _best_here: bool = False
-    """Whether the model still has the best section's weights, and they are not in a file yet."""
-    _best_weights: dict[str, Any] | None = None
-    """Copies of the best section's weights, if the model has changed since and no file contains them."""
     _validating: Randomness | None = None
     """Random state of the current validation, if any."""
     _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -176,12 +118,12 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
-        self._frozen, self._named = _frozen(self.model), _named(self.model)
-        self._names = frozenset(self.model.state_dict())
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
+        self.weights = NetworkWeights(self.member.name, self.model, self.average, apart=self.backend.apart)
+        self.best = BestWeights(self.weights)
         self.begin_validation()
 
     @property
@@ -195,7 +137,7 @@ class LiveMember:
         """Start to cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         carried, self._carried = self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
-            self.keep_best()
+            self.best.keep()
             self.average.end_epoch(self.epoch - 1)
         self.order = orders.epoch("train", stream_epoch)
         self._orders, self._stream_epoch = orders, stream_epoch
@@ -378,73 +320,14 @@ class LiveMember:
     def _judge(self, value: float, *, averaged: bool) -> None:
         self.answers = None
         if self.snapshots is not None:
-            self.snapshots.add((self.epoch, self.section), self._weights(averaged=averaged))
-        if self.best is None or self.best.is_beaten_by(value, self.mode):
+            self.snapshots.add((self.epoch, self.section), self.weights.read(averaged=averaged))
+        if self.best.offer(Best(self.epoch, self.section, value, averaged), self.mode):
             validation = self.average_val if averaged else self.val
             self.answers = None if validation.answers is None else validation.answers.whole()
-            self.best = Best(self.epoch, self.section, value, averaged)
-            self._best_here, self._best_weights = True, None
-
-    # ---- its best weights
-
-    @property
-    def best_is_current(self) -> bool:
-        """Whether the raw weights are the best ones and in no file yet; a checkpoint of the state would then contain them."""
-        return self._best_here and self.best is not None and not self.best.averaged
-
-    def keep_best(self) -> None:
-        """Copy the weights to host memory if they are the best ones and in no file; called before they change.
-
-        The weights of a small network on an accelerator are copied there, because the host would wait for each tensor of each member.
-        """
-        if self._best_here:
-            weights = self._weights(averaged=self.best is not None and self.best.averaged)
-            self._best_weights = self._copy_on_device(weights) or to_plain(weights, host=True)
-            self._best_here = False
-
-    def _copy_on_device(self, weights: dict[str, Any]) -> dict[str, Any] | None:
-        """Return copies in the accelerator's memory; None for a large network, a state with more than tensors, or if memory is short."""
-        tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
-        if not self.backend.apart or len(tensors) < len(weights) or sum(t.nbytes for t in tensors) > SMALL_BYTES:
-            return None
-        try:
-            copies = {_place(tensor): tensor.clone() for tensor in tensors}
-        except torch.OutOfMemoryError:
-            return None
-        return {name: copies[_place(tensor)] for name, tensor in weights.items()}
-
-    def _weights(self, *, averaged: bool) -> dict[str, Any]:
-        """Return the network's weights, raw or averaged."""
-        self.model.train()  # layers that merge weights in eval(), such as LoRA's, would otherwise merge loaded weights again
-        with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
-            weights = self.model.state_dict()
-        gone, come = self._names - weights.keys(), _named(self.model) - self._named
-        for name in sorted(gone | come):
-            changed = "has gained {!r}" if name in come else "has lost {!r}"
-            raise StudyError(
-                f"member {self.member.name!r}: its network {changed.format(name)} since it was built, so no file "
-                "of it could be loaded. Build all trained weights in the factory, for example with "
-                "torch.nn.utils.prune.identity if they are pruned later. Weights that are used only later can be "
-                "left out of its forward passes at first."
-            )
-        return weights
-
-    def best_state(self) -> dict[str, Any] | None:
-        """Return the state for a file of the best section; None if there is none, or if `note_best_saved` was called for it."""
-        if self.best is None or not (self._best_here or self._best_weights is not None):
-            return None
-        weights = self._best_weights
-        if weights is None:
-            weights = self._weights(averaged=self.best.averaged)
-        return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
-
-    def note_best_saved(self) -> None:
-        """Note that the weights of the best section are in a file, and drop the copy."""
-        self._best_here, self._best_weights = False, None
 
     def forget_source(self) -> None:
         """Forget the best section and the snapshots of the clone source, whose state was just loaded into this member."""
-        self.best = None
+        self.best.load(None)
         if self.snapshots is not None:
             self.snapshots.weights.clear()
 
@@ -475,11 +358,11 @@ class LiveMember:
         With `carried`, include samples gathered for the next batch; the stream then continues after them, and otherwise at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
-        weights = self._weights(averaged=False)
+        weights = self.weights.read()
         weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
         return {
             "model": weights,
-            "turned": sorted(self._frozen ^ _frozen(self.model)),
+            "turned": self.weights.turned,
             "optimizer": strip_given(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else schedule_state(self.schedule),
             "random": self.randomness.state_dict(),
@@ -493,7 +376,7 @@ class LiveMember:
             "seconds": self.seconds,
             "samples": self.samples,
             "steps": self.steps,
-            "best": None if self.best is None else astuple(self.best),
+            "best": None if self.best.section is None else astuple(self.best.section),
             "snapshots": None if self.snapshots is None else self.snapshots.stacked(),
         }
 
@@ -514,103 +397,13 @@ class LiveMember:
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
-        self.best = None if state["best"] is None else Best(*state["best"])
-        self.note_best_saved()
+        self.best.load(None if state["best"] is None else Best(*state["best"]))
         if self.snapshots is not None:
             self.snapshots.weights = unstack_snapshots(state.get("snapshots"))
         gathered = state["carried"]
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
         return position
-
-
-def build_member(
-    member: Member,
-    backend: Backend,
-    *,
-    study_seed: int,
-    objective: str,
-    mode: Mode,
-    exact: bool = True,
-    answering: bool = False,
-    snapshot_bytes: int = 0,
-) -> LiveMember:
-    """Build a member's network, optimizer and schedule with its own seed. Raises StudyError.
-
-    With `exact`, its steps equal its optimizer's own bit for bit. `answering` is as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
-    """
-    check_generators(member, [(name, getattr(member, name)) for name in ("model", *CALLED)])
-    check_generators(member, [(f"metric {name!r}", metric) for name, metric in member.metrics.items()])
-    seed = effective_seed(member, study_seed)
-    randomness = Randomness.seeded(seed, backend)
-    own = with_own_callables(member, {})
-    with check_settings_kept(member.name), randomness.building():
-        with collect_registered() as registered:
-            model = own.model()
-        check_network(member, model)
-        check_generators(
-            member, [(f"layer {kind.__name__}", kind) for kind in dict.fromkeys(map(type, model.modules()))]
-        )
-        model = model.to(backend.device)
-        optimizer, schedule = (
-            _optimizer(own, model, mode) if member.optimizers is None else build_own_optimizers(own, model)
-        )
-        check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
-    with randomness.active(keep=True):
-        check_own(member, model, registered, member.model)
-        ensure_own_memory(model, member.model)
-    check_average_of(member, model)
-    trained = model, optimizer, schedule, randomness
-    live = LiveMember(own, backend, *trained, objective, mode, answering=answering)
-    live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
-    live.one_pass = not exact and can_step_in_one_pass(optimizer)
-    return live
-
-
-def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
-    """Build and check a member's optimizer and schedule."""
-    assert member.optimizer is not None
-    made = member.optimizer(list(model.parameters()))  # a list, because the factory may read it several times
-    several = isinstance(made, list | tuple) and bool(made) and all(isinstance(part, Optimizer) for part in made)
-    parts = made if several else [made]
-    for part in parts:
-        check_optimizer(member, model, part)
-    optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
-    schedule = None if member.schedule is None else member.schedule(optimizer)
-    check_schedule(member, optimizer, schedule, mode)
-    return optimizer, schedule
-
-
-def effective_seed(member: Member, study_seed: int) -> int:
-    """Return the member's own seed, or else one derived from the study's seed and its name."""
-    return member_seed(study_seed, member.name) if member.seed is None else member.seed
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device) -> None:
-    """Load a file's weights into a network that was just built.
-
-    Buffers that were None until a forward pass, or that have grown since, are created, because torch cannot load values into them. Pruned weights
-    are recomputed from their masks as in each forward pass, because a step may read them earlier, for example to prune further.
-    """
-    for name, module in model.named_modules():
-        for key, buffer in module._buffers.items():
-            found = weights.get(f"{name}.{key}" if name else key)
-            if found is not None and (buffer is None or buffer.shape != found.shape):
-                module._buffers[key] = torch.empty_like(found, device=device)
-    model.load_state_dict(weights)
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, BasePruningMethod):
-                hook(module, ())
-
-
-def _named(model: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, _ in model.named_parameters())
-
-
-def _frozen(model: nn.Module) -> frozenset[str]:
-    """Return the names of weights that are not trained."""
-    return frozenset(name for name, weight in model.named_parameters() if not weight.requires_grad)
 
 
 def _carried_state(carried: PartialBatch) -> dict[str, Any]:
@@ -623,8 +416,3 @@ def _carried_of(state: dict[str, Any], device: torch.device) -> PartialBatch:
     leaves = [leaf.to(device) for leaf in state["leaves"]]
     sound = state.get("sound")
     return PartialBatch(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())
-
-
-def _place(tensor: torch.Tensor) -> Any:
-    """Return a key that is equal for tensors with the same memory, such as tied weights."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -1,7 +1,7 @@
 """The planned length of a member's training, for code that runs while the member is built.
 
 Lightning's `configure_optimizers` asks its trainer for numbers that the study determines. A context variable holds them while
-`argosy.training.member.live.build_member` runs, because a member's optimizer factory receives only the network.
+`argosy.training.member.building.build_member` runs, because a member's optimizer factory receives only the network.
 """
 
 import contextlib

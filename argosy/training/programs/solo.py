@@ -73,7 +73,7 @@ class Solo:
         """Implement `Program.cut`."""
         live = self.live
         assert live.cutter is not None
-        live.keep_best()
+        live.best.keep()
         self.drop_gradients()
         self._foreseen.note(block, (live.cutter,), augment=True)
         return live.cutter.take(block, private=live.private)

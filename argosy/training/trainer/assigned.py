@@ -119,7 +119,7 @@ class AssignedMember:
         live = self.live
         epoch, number, position = live.epoch, live.section, live.position
         train, val = live.train.digest, live.val.digest if live.val_cutter else None
-        seconds, samples, best = live.seconds, live.samples, live.best
+        seconds, samples, best = live.seconds, live.samples, live.best.section
         metrics = live.end_section(self.sections)
         self.earlier += samples
         if live.section:
@@ -140,6 +140,6 @@ class AssignedMember:
             samples=samples,
             digest=train,
             val_digest=val,
-            best=live.best != best,
+            best=live.best.section != best,
             steps=live.steps,
         )

@@ -47,8 +47,9 @@ from argosy.training.choice.fusion_group import Kind
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import Backend, is_out_of_memory
 from argosy.training.device.heap import outside_heap
+from argosy.training.member.building import build_member
 from argosy.training.member.files import Files, Saving
-from argosy.training.member.live import LiveMember, build_member
+from argosy.training.member.live import LiveMember
 from argosy.training.member.outlook import TrainingOutlook, set_outlook
 from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import time_sums

@@ -124,7 +124,7 @@ class ProgramOfSeveral(ABC):
         self._train(True)
         cutters = share_cutters([not_none(live.cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
-            live.keep_best()
+            live.best.keep()
             live.cutter = cutter
         self._foreseen.note(block, cutters, augment=True)
         return locksteps(cutters, block)

@@ -79,7 +79,7 @@ class Shard:
         """Implement `Program.cut`, after the batch begun, if any."""
         live = self.live
         assert live.cutter is not None
-        live.keep_best()
+        live.best.keep()
         return live.cutter.take(block, private=live.private, after=self._batch)
 
     def begin(self, batch: Batch) -> None:
