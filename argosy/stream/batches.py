@@ -99,9 +99,7 @@ class Cutter(ABC):
 
     def cuts_alike(self, other: "Cutter") -> bool:
         """Return whether both cut the same batches from now on, so that one of them can serve both."""
-        mine, theirs = (
-            (cutter.batch_size, cutter.length, cutter.position, cutter.gathered) for cutter in (self, other)
-        )
+        mine, theirs = ((one.batch_size, one.length, one.position, one.gathered) for one in (self, other))
         if self.positions is None or other.positions is None:
             return mine == theirs and self.positions is other.positions
         return mine == theirs and np.array_equal(self.positions, other.positions)

@@ -331,10 +331,9 @@ class _TextWriter:
         head = f"{value.dtype} {tuple(value.shape)}"
         mapped = MappedFile.of(value) if isinstance(value, np.ndarray) and _is_memory_mapped(value) else None
         if mapped is not None:
-            self.whole.files.append(mapped[0])
-            return (
-                f"{head} from byte {mapped[1]} of {self._plain(mapped[0].path, [mapped[0].path])} on, {value.strides}"
-            )
+            file, start = mapped
+            self.whole.files.append(file)
+            return f"{head} from byte {start} of {self._plain(file.path, [file.path])} on, {value.strides}"
         if id(value) not in self.whole.hashes:
             self.whole.hashes[id(value)] = (value, self._hashed_array(head, value))
         return self.whole.hashes[id(value)][1]
@@ -410,11 +409,13 @@ class _TextWriter:
         return self._join(content)
 
     def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
-        self.parts.append(
-            Global(name, value, 0 if self.whole is None else id(namespace), namespace.get("__name__", ""))
-        )
+        self._add_global(name, value, namespace)
         if isinstance(value, types.ModuleType) and is_own_module(value.__name__):
             self._inside(value, attributes)
+
+    def _add_global(self, name: str, value: Any, namespace: dict[str, Any]) -> None:
+        number = 0 if self.whole is None else id(namespace)
+        self.parts.append(Global(name, value, number, namespace.get("__name__", "")))
 
     def _inside(self, module: types.ModuleType, attributes: set[str]) -> None:
         """Collect what a function reaches by these attributes in a module of the user, and in modules inside it."""
@@ -423,9 +424,7 @@ class _TextWriter:
             if not isinstance(value, types.ModuleType):
                 settings = {f"{name}.{key}": setting_of(value, key, HOLDERS) for key in sorted(attributes)}
                 for path, part in {name: value, **{p: v for p, v in settings.items() if type(v) in PLAIN}}.items():
-                    self.parts.append(
-                        Global(path, part, 0 if self.whole is None else id(vars(module)), module.__name__)
-                    )
+                    self._add_global(path, part, vars(module))
             else:
                 self._global(name, value, vars(module), attributes - {name})
 
@@ -454,13 +453,8 @@ class _TextWriter:
             self._installed(module.__name__)
 
     def _code(self, code: types.CodeType) -> str:
-        head = (
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags,
-            code.co_exceptiontable,
-        )
+        arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        head = (*arguments, code.co_flags, code.co_exceptiontable)
         instructions = list(dis.get_instructions(code))
         # From Python 3.13 on, the body of a class stores its first line number.
         lines = {n - 1 for n, i in enumerate(instructions) if i.argval == "__firstlineno__"}
@@ -506,9 +500,8 @@ def _names_set_by(code: types.CodeType) -> frozenset[Any]:
     instructions = instructions_of(code)
     attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
     pairs = itertools.pairwise(instructions)
-    return frozenset(
-        attributes | {key.argval for key, one in pairs if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"}
-    )
+    keys = {key.argval for key, one in pairs if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"}
+    return frozenset(attributes | keys)
 
 
 def _is_constant(value: Any) -> bool:

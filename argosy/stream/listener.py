@@ -209,9 +209,8 @@ class Listener:
             return None
         except OSError as error:
             unsealed = self._seal is not None and not caller.received
-            self._disconnect(
-                connection, f"{NO_CERTIFICATE}: {error}" if unsealed else ANOTHER_KEY if caller.greeted else LEFT
-            )
+            why = f"{NO_CERTIFICATE}: {error}" if unsealed else ANOTHER_KEY if caller.greeted else LEFT
+            self._disconnect(connection, why)
             return None
         greeting, proof = caller.greeting, bytes(caller.received[-PROOF:])
         if not hmac.compare_digest(proof, _make_proof(self.key, b"caller", caller.nonce, greeting)):

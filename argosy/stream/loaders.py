@@ -147,6 +147,5 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> TaskResult:
     except StudyError as error:
         return TaskResult([], error)
     except Exception as error:  # process boundary: the feeder must learn of any error
-        return TaskResult(
-            [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Fix the dataset.")
-        )
+        trace = "".join(traceback.format_exception(error))
+        return TaskResult([], StudyError(f"Data.{task.place.split}: {trace}Fix the dataset."))

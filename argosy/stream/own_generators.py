@@ -46,10 +46,8 @@ def uses_random_modules(function: Any) -> bool:
     """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
     for one in _reachable_code(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
-            is_module = (
-                value is random or value is np.random or (value is np and _names_attribute(one.__code__, "random"))
-            )
-            if is_module or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
+            of_numpy = value is np.random or (value is np and _names_attribute(one.__code__, "random"))
+            if value is random or of_numpy or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
 

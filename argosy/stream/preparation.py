@@ -172,10 +172,9 @@ class Preparation:
         if kept is None:
             return False
         before = itertools.takewhile(lambda other: other is not filling, self.filling)
-        others = (
-            other for other in before if other.own and other.missing and _pass(other.place) != _pass(filling.place)
-        )
-        return any(self.sources[other.place.split].kept is kept for other in others) and kept.any
+        places = (other.place for other in before if other.own and other.missing)
+        earlier = (place for place in places if _pass(place) != _pass(filling.place))
+        return any(self.sources[place.split].kept is kept for place in earlier) and kept.any
 
     def receive(self, loader: Loader) -> None:
         """Handle a worker's answer or its death."""

@@ -46,9 +46,8 @@ class Ring:
     ) -> None:
         """Send a reader the memory and what it needs to read it. A dead reader is noticed by its end-of-file."""
         # cloudpickle: a sample may be a named tuple defined in the user's script.
-        peer.send(
-            cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards))), [self.descriptor]
-        )
+        told = cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards)))
+        peer.send(told, [self.descriptor])
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):

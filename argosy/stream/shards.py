@@ -64,12 +64,10 @@ def next_sample(stream: Any, shard: int, samples: Iterator[Any]) -> Any:
 @contextlib.contextmanager
 def _as_worker(stream: Any, shard: int) -> Iterator[None]:
     """Let `get_worker_info` name the shard, except for streams with `read_from`, whose shards may themselves be streams that call it."""
-    count = shard_count(stream)
+    count, whole, seed = shard_count(stream), unwrap_padding(stream), torch.default_generator.initial_seed()
     before, worker._worker_info = worker._worker_info, None
-    if count is not None and not hasattr(unwrap_padding(stream), "read_from"):
-        worker._worker_info = worker.WorkerInfo(
-            id=shard, num_workers=count, seed=torch.default_generator.initial_seed(), dataset=unwrap_padding(stream)
-        )
+    if count is not None and not hasattr(whole, "read_from"):
+        worker._worker_info = worker.WorkerInfo(id=shard, num_workers=count, seed=seed, dataset=whole)
     try:
         yield
     finally:

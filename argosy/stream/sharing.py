@@ -70,9 +70,8 @@ def single_broadcast(nodes: int, preparing: int) -> Pipeline:
         if len(rest) > 1:
             yield Hop(group=1, root=leader)
 
-    return Pipeline(
-        groups=(gathering, rest), turns=tuple(Turn(owner=rank, hops=tuple(hops(rank))) for rank in gathering)
-    )
+    turns = tuple(Turn(owner=rank, hops=tuple(hops(rank))) for rank in gathering)
+    return Pipeline(groups=(gathering, rest), turns=turns)
 
 
 def multi_broadcast(nodes: int, preparing: int) -> Pipeline:

@@ -107,9 +107,8 @@ class ArraySource(Source):
     parallel = False
 
     def __init__(self, arrays: Sequence[Any], split: str, *, heartbeat: Heartbeat) -> None:
-        self.arrays: tuple[Any, ...] = tuple(
-            _gatherable(array, f"array {number} of {split}") for number, array in enumerate(arrays)
-        )
+        named = ((array, f"array {number} of {split}") for number, array in enumerate(arrays))
+        self.arrays: tuple[Any, ...] = tuple(_gatherable(array, what) for array, what in named)
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
             found = ", ".join(str(len(array)) for array in self.arrays)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
 from argosy.stream.code_digest import UnreadableContent
@@ -105,11 +103,10 @@ class Prover:
         """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
         folder, header = entry.folder, entry.header
         there = read_marks(folder)[: header.count]
-        if not len(there.nonzero()[0]):
+        kept = there.nonzero()[0].tolist()
+        if not kept:
             return "nothing is kept of it yet"
-        indices = random.SystemRandom().sample(
-            there.nonzero()[0].tolist(), min(SAMPLES_VERIFIED, int(np.count_nonzero(there)))
-        )
+        indices = random.SystemRandom().sample(kept, min(SAMPLES_VERIFIED, len(kept)))
         rows: Rows | None = None
         layout: Layout | None = None
         for index in indices:
@@ -140,7 +137,7 @@ class Prover:
             files=files_of_split(preparing.dataset),
             constant=True,
             location=Location(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
-            keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
+            keeping=f"{len(kept):,} of {header.length:,} kept by earlier runs",
         )
 
     def _probe(self, preparing: SamplePreparer) -> Facts:

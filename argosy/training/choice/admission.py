@@ -185,9 +185,8 @@ def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any
         for live in fresh:
             for layer in layers[live.member.name]:
                 admitted.setdefault(layer, attempt.lengths)
-    return CheckOutcome(
-        reason=None, lengths=_common_lengths(admitted[layer] for own in layers.values() for layer in own)
-    )
+    found = (admitted[layer] for own in layers.values() for layer in own)
+    return CheckOutcome(reason=None, lengths=_common_lengths(found))
 
 
 def _common_lengths(found: Iterable[BatchLengths | None]) -> BatchLengths | None:

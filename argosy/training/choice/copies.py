@@ -59,9 +59,8 @@ def restart_cutters(copies: Sequence[LiveMember], block: Block, length: int, *, 
     for number, copy in enumerate(copies):
         seen = np.roll(order, -number)[:-1].tolist() if apart else None
         selection = Selection.of(seen, len(order))
-        copy.cutter, copy.val_cutter = (
-            InOrderCutter(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
-        )
+        cut = partial(InOrderCutter, selection=selection, order=order, batch_size=length, drop_last=False)
+        copy.cutter, copy.val_cutter = cut(), cut()
         copy.begin_validation()
 
 

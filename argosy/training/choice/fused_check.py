@@ -7,6 +7,7 @@ members' code allows it, which separates rounding from real differences. The che
 a module reassigns, draws from Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.padding import batch_form
 from argosy.training.choice.copies import copy_for_trial, fill_block, restart_cutters
 from argosy.training.device.devices import is_out_of_memory
-from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, rounding_share
+from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.fused import Fused
@@ -36,9 +37,8 @@ NUMBERS, STEPS = 8000, 16
 
 def have_own_batches(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
     """Return whether the members' batches differ, in training and in validation, because of subsets or augmentations."""
-    train = any(live.member.augment is not None for live in lives) or _differ(
-        [(live.cutter, live.member.subset) for live in lives]
-    )
+    augments = any(live.member.augment is not None for live in lives)
+    train = augments or _differ([(live.cutter, live.member.subset) for live in lives])
     return train, _differ([(live.val_cutter, live.member.val_subset) for live in lives])
 
 
@@ -235,12 +235,9 @@ def _tolerance(
 
 def _result_pairs(one: FusedTrial, other: FusedTrial) -> Iterator[ComparedPair]:
     """Yield the gradients and buffers of two copies, which have the same names, as pairs to compare."""
-    size = largest_value(*one.gradients.values())
-    yield from (ComparedPair(f"the gradient of {n!r}", g, other.gradients[n], size) for n, g in one.gradients.items())
+    yield from gradient_pairs(one.gradients, other.gradients)
     found = dict(other.live.model.named_buffers())
-    yield from (
-        ComparedPair(f"the buffer {n!r}", b, found[n], largest_value(b)) for n, b in one.live.model.named_buffers()
-    )
+    yield from (ComparedPair.of(f"the buffer {n!r}", b, found[n]) for n, b in one.live.model.named_buffers())
 
 
 def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
@@ -267,8 +264,6 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
-    what = difference(
-        [*_result_pairs(alone, fused), *(ComparedPair(*value, largest_value(value[1])) for value in values)], share
-    )
+    what = difference([*_result_pairs(alone, fused), *itertools.starmap(ComparedPair.of, values)], share)
     if what is not None:
         yield f"as one program, {what} differs from that of the member alone"

@@ -133,13 +133,12 @@ class FusionGroup:
         nearest = min(self.needs, key=lambda known: (known.kind != "plain", abs(known.size - count)))
         need = max(self.needs[nearest] + self.weight_bytes * (nearest.size == 1), 1)
         self.foreseen = max(int((1 - HEADROOM) * room) // need, 1)
+        taken, free = format_bytes(count * need), format_bytes(room)
         if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
             # Each captured step keeps its own memory.
-            self.refused["graphed"] = (
-                f"captured, steps of {count} members would keep {format_bytes(count * need)}; {format_bytes(room)} are free"
-            )
+            self.refused["graphed"] = f"captured, steps of {count} members would keep {taken}; {free} are free"
         if self.foreseen < min(count, self.fits):
-            self.reason = f"{count} members in a program would take {format_bytes(count * need)} for a step; {format_bytes(room)} are free"
+            self.reason = f"{count} members in a program would take {taken} for a step; {free} are free"
 
     def restrict(self, fits: int, reason: str) -> None:
         """Limit programs to `fits` members, and choose anew."""
@@ -216,9 +215,8 @@ class FusionGroup:
             together = [] if largest == 1 or "grouped" in self.refused else [ProgramCandidate(largest, "grouped")]
             return [*(ProgramCandidate(1, kind) for kind in kinds), *together]
         sizes = dict.fromkeys((1, largest))
-        return [
-            ProgramCandidate(size, kind) for kind in kinds for size in sizes if size == largest or kind != "compiled"
-        ]
+        found = (ProgramCandidate(size, kind) for kind in kinds for size in sizes)
+        return [one for one in found if one.size == largest or one.kind != "compiled"]
 
     def _present(self, largest: int) -> ProgramCandidate:
         """Return the present candidate with its size adjusted to `largest`."""

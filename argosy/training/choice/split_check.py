@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
 from argosy.training.choice.copies import copy_for_trial, widen_floats
-from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, rounding_share
+from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
 from argosy.training.programs.solo import Solo
@@ -112,21 +112,13 @@ def _differences(
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
         yield f"when split, different weights get a gradient: {names}"
         return
-    share = DOUBLE if moved is None else rounding_share(_gradient_pairs(whole, moved), samples)
-    name = difference(_gradient_pairs(whole, shared), share)
-    if name is not None:
-        yield (
-            f"when split, the gradient of {name!r} differs from that of the whole batch: its loss is not a mean "
-            "over samples"
-        )
-    if difference([ComparedPair("", whole.loss, shared.loss, largest_value(whole.loss))], share) is not None:
+    pairs = [gradient_pairs(whole.gradients, other.gradients) for other in (shared, moved) if other is not None]
+    share = DOUBLE if moved is None else rounding_share(pairs[1], samples)
+    what = difference(pairs[0], share)
+    if what is not None:
+        yield f"when split, {what} differs from that of the whole batch: its loss is not a mean over samples"
+    if difference([ComparedPair.of("", whole.loss, shared.loss)], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
-
-
-def _gradient_pairs(one: BackwardResult, other: BackwardResult) -> Iterator[ComparedPair]:
-    """Yield the gradients of two copies, which have the same names, as pairs to compare."""
-    size = largest_value(*one.gradients.values())
-    return (ComparedPair(name, gradient, other.gradients[name], size) for name, gradient in one.gradients.items())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -118,10 +118,8 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
     """Yield the versions of state tensors of optimizers inside an optimizer, except those in `saved`, which has ids."""
     for key, value in vars(optimizer).items():
         if isinstance(value, torch.optim.Optimizer):
-            leaves = [
-                leaf for state in value.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)
-            ]
-            yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
+            held = [leaf for state in value.state.values() for leaf in state.values()]
+            yield key, [leaf._version for leaf in held if isinstance(leaf, torch.Tensor) and id(leaf) not in saved]
 
 
 def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:

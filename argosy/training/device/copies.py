@@ -195,10 +195,8 @@ def _parts_match(whole: Tensor, *parts: Any) -> bool:
         return all(map(torch.equal, parts, expected))
     finite = whole.abs().nan_to_num(0.0, 0.0, 0.0)
     size, share = float(finite.max()) if whole.numel() else 0.0, max(UNMOVED, 4 * torch.finfo(whole.dtype).eps)
-    return (
-        difference((ComparedPair("", rows, part, size) for rows, part in zip(expected, parts, strict=True)), share)
-        is None
-    )
+    pairs = [ComparedPair("", rows, part, size) for rows, part in zip(expected, parts, strict=True)]
+    return difference(pairs, share) is None
 
 
 def _check_rows(leaves: list[Any], block: Block) -> None:

@@ -7,7 +7,7 @@ used only if they pass this test.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "UNMOVED",
     "ComparedPair",
     "difference",
+    "gradient_pairs",
     "have_diverged",
     "nudge",
     "rounding_share",
@@ -48,6 +49,17 @@ class ComparedPair(NamedTuple):
     other: Tensor
     size: float
     """Size that differences are measured by."""
+
+    @classmethod
+    def of(cls, what: str, one: Tensor, other: Tensor) -> "ComparedPair":
+        """Pair two results; differences are measured by the largest value of the first."""
+        return cls(what, one, other, largest_value(one))
+
+
+def gradient_pairs(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[ComparedPair]:
+    """Yield two sets of gradients with the same names as pairs; differences are measured by the largest gradient of all."""
+    size = largest_value(*one.values())
+    return (ComparedPair(f"the gradient of {name!r}", found, other[name], size) for name, found in one.items())
 
 
 def largest_value(*tensors: Tensor) -> float:

@@ -85,9 +85,7 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     else:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
         if grows and rows >= 4 and _close(twice - once, thrice - twice):
-            grows = not _depends_on_batch(
-                value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDING_TOLERANCE
-            )
+            grows = not _depends_on_batch(value, samples, rows, _tolerance(member))
     if grows:
         raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], found, strict=False)})
     return not drawn
@@ -118,8 +116,11 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
             )
     together, one, other = map(_mean, found)
     apart = (one * half + other * (rows - half)) / rows
-    tolerance = TOLERANCE if member.precision == "float32" else ROUNDING_TOLERANCE
-    return abs(together - apart) > tolerance * max(abs(together), abs(apart))
+    return abs(together - apart) > _tolerance(member) * max(abs(together), abs(apart))
+
+
+def _tolerance(member: Member) -> float:
+    return TOLERANCE if member.precision == "float32" else ROUNDING_TOLERANCE
 
 
 def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]) -> None:
@@ -192,10 +193,9 @@ def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
     once = _mean_of(value, pair)
     if once != _mean_of(value, pair) or _depends_on_order(value, outputs, targets, lambda leaf: leaf) is not False:
         return False
+    found = any(_depends_on_order(value, outputs, targets, shaped) for shaped in SHAPES)
     # The last comparison excludes values that change with every call, for example by an adaptive threshold.
-    return any(_depends_on_order(value, outputs, targets, shaped) for shaped in SHAPES) and once == _mean_of(
-        value, pair
-    )
+    return found and once == _mean_of(value, pair)
 
 
 def _depends_on_order(

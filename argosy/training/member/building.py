@@ -54,13 +54,11 @@ def build_member(
         with collect_registered() as registered:
             model = own.model()
         check_network(member, model)
-        check_generators(
-            member, [(f"layer {kind.__name__}", kind) for kind in dict.fromkeys(map(type, model.modules()))]
-        )
+        kinds = dict.fromkeys(map(type, model.modules()))
+        check_generators(member, [(f"layer {kind.__name__}", kind) for kind in kinds])
         model = model.to(backend.device)
-        optimizer, schedule = (
-            _optimizer(own, model, mode) if member.optimizers is None else build_own_optimizers(own, model)
-        )
+        several = member.optimizers is not None
+        optimizer, schedule = build_own_optimizers(own, model) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)

@@ -207,9 +207,8 @@ class _PlainConverter:
     def _on_host(self, value: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
         address = storage.data_ptr()
         if address not in self.storages:
-            self.storages[address] = (
-                torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage, False)
-            )
+            ours = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            self.storages[address] = ours.copy_(storage, False)
         empty = torch.empty(0, dtype=value.dtype)
         return empty.set_(self.storages[address], value.storage_offset(), value.shape, value.stride())
 

@@ -156,9 +156,8 @@ def check_stepped(member: Member, what: str, schedule: Any) -> None:
     """Raise StudyError for a schedule that cannot be stepped without arguments, or saved."""
     found = [f"has no {name}()" for name in ("step", "state_dict", "load_state_dict") if not hasattr(schedule, name)]
     if not found and not isinstance(schedule, ReduceLROnPlateau):
-        needed = [
-            p for p in inspect.signature(schedule.step).parameters.values() if p.default is p.empty and p.kind < 2
-        ]
+        taken = inspect.signature(schedule.step).parameters.values()
+        needed = [one for one in taken if one.default is one.empty and one.kind < 2]  # positional
         found = [f"wants {one.name} in step()" for one in needed]
     if found:
         raise StudyError(

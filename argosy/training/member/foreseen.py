@@ -45,9 +45,8 @@ class PendingLabels:
 
     def errors(self) -> Mapping[str, StudyError]:
         """Check the labels against earlier outputs, if there are any; returns the errors by member."""
-        outputs = (
-            next((live.outputs for live in self._lives if live.outputs is not None), None) if self._labels else None
-        )
+        known = (live.outputs for live in self._lives if live.outputs is not None)
+        outputs = next(known, None) if self._labels else None
         return {} if outputs is None else self._compared(outputs)
 
     def check_output(self, output: Any) -> None:

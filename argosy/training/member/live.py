@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
 from argosy.stopping import Mode, is_better
-from argosy.stream.batches import Batch, Cutter, InOrderCutter, PartialBatch
-from argosy.stream.by_length import ByLengthCutter
-from argosy.stream.order import Digest, Indices, Selection
+from argosy.stream.batches import Batch, Cutter, PartialBatch
+from argosy.stream.order import Digest
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
@@ -26,6 +25,7 @@ from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memor
 from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
 from argosy.training.member.copied import DATA_BYTES, copy_together
+from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import load_optimizer_state, load_schedule_state, schedule_state, strip_given
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
@@ -51,7 +51,7 @@ class BatchLengths(NamedTuple):
         """Return the batch lengths of these members in an epoch and a validation without broken samples."""
         train = {live.member.batch_size for live in lives}
         train |= {live.cutter.length % live.cutter.batch_size for live in lives if live.cutter is not None}
-        val = {rows for live in lives for rows in live.val_lengths}
+        val = {rows for live in lives for rows in live.cutting.val_lengths}
         return cls(frozenset(train - {0}), frozenset(val - {0}))
 
 
@@ -104,20 +104,16 @@ class LiveMember:
     """The same with the averaged weights, if it has an average."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
-    order: Indices | None = None
-    """Order of the current epoch."""
-    _orders: Orders = field(init=False, repr=False)
-    _stream_epoch: int = 0
+    cutting: Cutting = field(init=False, repr=False)
     _carried: PartialBatch | None = None
     """Part of a batch, loaded from a checkpoint; used when the epoch begins."""
-    _selections: dict[str, Selection] = field(default_factory=dict)
     _validating: Randomness | None = None
     """Random state of the current validation, if any."""
     _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
     """Copies of the buffers, except `DATA_BYTES` ones, from the start of this validation, which a resumed member repeats from the start."""
 
     def __post_init__(self) -> None:
-        self.clock = DeviceClock(self.backend)
+        self.clock, self.cutting = DeviceClock(self.backend), Cutting(self.member)
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
@@ -139,54 +135,15 @@ class LiveMember:
         if self.average is not None and self.average.waits and self.epoch:
             self.best.keep()
             self.average.end_epoch(self.epoch - 1)
-        self.order = orders.epoch("train", stream_epoch)
-        self._orders, self._stream_epoch = orders, stream_epoch
-        self.cutter = self._cutter("train", self.member.batch_size, position, carried)
+        self.cutting.begin_epoch(orders, stream_epoch)
+        self.cutter = self.cutting.train(position, carried)
         self.begin_section()
 
     def begin_section(self) -> None:
         """Begin a section, and prepare the validation at its end."""
         self.begin_validation()
-        if "val" in self._orders.lengths:
-            self.val_cutter = self._cutter("val", self.member.eval_batch_size or self.member.batch_size)
+        self.val_cutter = self.cutting.val()
         self.model.train()
-
-    def _cutter(self, split: str, size: int, position: int = 0, carried: PartialBatch | None = None) -> Cutter:
-        """Return a cutter of the epoch. If batches are cut by length, members that see the same samples share its windows."""
-        member, orders, epoch, trains = self.member, self._orders, self._stream_epoch, split == "train"
-        if split not in self._selections:
-            subset = member.subset if trains else member.val_subset
-            self._selections[split] = Selection.of(subset, orders.lengths[split])
-        selection, order, drop_last = self._selections[split], orders.epoch(split, epoch), trains and member.drop_last
-        if not orders.by_length:
-            return InOrderCutter(
-                selection=selection,
-                order=order,
-                batch_size=size,
-                drop_last=drop_last,
-                position=position,
-                carried=carried,
-            )
-        alike = selection.multiplicity is None
-        return ByLengthCutter(
-            selection=selection,
-            order=order,
-            batch_size=size,
-            drop_last=drop_last,
-            tokens=member.batch_tokens,
-            drawn=(orders.seed, epoch) if trains else None,
-            position=position,
-            windows=orders.windows(split, epoch, size, member.batch_tokens, drop_last) if alike else None,
-        )
-
-    @property
-    def val_lengths(self) -> tuple[int, ...]:
-        """Numbers of samples in its validation batches: in all but the last, and in the last."""
-        selection, member = self._selections.get("val"), self.member
-        if selection is None:
-            return ()
-        size = min(member.eval_batch_size or member.batch_size, selection.length)
-        return size, selection.length % max(size, 1)
 
     def begin_validation(self) -> None:
         """Discard a validation, and prepare another one."""

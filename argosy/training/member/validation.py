@@ -73,9 +73,8 @@ class Validation:
         """Add a batch: its per-sample losses or their mean, and the network's output."""
         if self.member.metrics and not self.sums.rows:
             self._sort_metrics(rows, output, target)
-        values = {
-            name: self._sample_values(name, metric, rows, output, target) for name, metric in self._per_sample.items()
-        }
+        batch = rows, output, target
+        values = {name: self._sample_values(name, metric, *batch) for name, metric in self._per_sample.items()}
         for state in self._states.values():
             state.update(output, target)
         if self._of_the_set:
@@ -240,14 +239,12 @@ class _Gathered:
                     f"one row per sample; a batch of {rows} has {found} among them. Return less from the network "
                     "in eval(), or pass the metric as an object with update(outputs, targets) and compute()."
                 )
-        earlier = (
-            [part.shape[1:] for part, _ in self._batches[0]] if self._batches else [leaf.shape[1:] for leaf in leaves]
-        )
-        for leaf, shape in zip(leaves, earlier, strict=True):
-            if leaf.shape[1:] != shape:
+        first = [part for part, _ in self._batches[0]] if self._batches else leaves
+        for leaf, other in zip(leaves, first, strict=True):
+            if leaf.shape[1:] != other.shape[1:]:
                 raise StudyError(
                     f"{words} is computed on the whole set, so outputs and targets are gathered. Samples vary in "
-                    f"length: in one batch they have shape {list(shape)}, in another {list(leaf.shape[1:])}. Pass "
+                    f"length: in one batch they have shape {list(other.shape[1:])}, in another {list(leaf.shape[1:])}. Pass "
                     "the metric as an object with update(outputs, targets) and compute(), or return one value per "
                     "sample."
                 )

@@ -220,13 +220,11 @@ class Solo:
         """Make one step on samples from outside the stream, to measure it."""
         self.drop_gradients()
         member, live = self.live.member, self.live
-        own = member.optimizers is not None and not live.optimizer.in_hooks
+        checked: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if member.optimizers is not None and not live.optimizer.in_hooks:
+            checked = check_step_updates(member, live.model, live.optimizer.by_name.values())
         try:
-            with (
-                check_step_updates(member, live.model, live.optimizer.by_name.values())
-                if own
-                else contextlib.nullcontext()
-            ):
+            with checked:
                 self.begin(Batch(data, rows, Digest()))
             self._batch = self._losses = None
             self.step()
@@ -351,10 +349,9 @@ class Solo:
         return output, target
 
     def _validated(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
-        member = self.live.member
-        found = (
-            self._losses_of(data) if member.validate is None else self._of_step(member.validate(self.live.model, data))
-        )
+        member, model = self.live.member, self.live.model
+        own = member.validate
+        found = self._losses_of(data) if own is None else self._of_step(own(model, data))
         if member.metrics and member.step is not None and found[1] is None:
             raise StudyError(
                 f"member {member.name!r}: its {('step' if member.validate is None else 'validate')} returned only "

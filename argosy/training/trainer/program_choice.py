@@ -102,9 +102,8 @@ class ProgramChoice:
         with hide_step_warning():
             compiles = "compiled" in self.kinds
             pairs = compiles or len(self._pairs) < MIN_PAIRS or any(self._pairs.values())
-            admission = admit(
-                lives, block, self._admitted, single=compiles, pairs=pairs, before=_earlier_groups(instances)
-            )
+            before = _earlier_groups(instances)
+            admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs, before=before)
         self._check_device("its members were tried as one program")
         for names, lengths in (*admission.packs.items(), *admission.unlike.items()):
             members = [instance for instance in instances if instance.names[0] in names]
@@ -188,14 +187,12 @@ class ProgramChoice:
         Groups that must be measured on copies wait for a call with a `block` of training samples, before its steps.
         """
         self._waits = False
-        for fusion_group in dict.fromkeys(
-            instance.fusion_group for instance in self._instances if instance.fusion_group is not None
-        ):
+        groups = (instance.fusion_group for instance in self._instances if instance.fusion_group is not None)
+        for fusion_group in dict.fromkeys(groups):
             instances, compilation = self._of(fusion_group), self._compilation(fusion_group)
             if compilation is not None and compilation.refused:
-                self._report_fallback(
-                    [name for instance in instances for name in instance.names], "compiled", compilation.refused
-                )
+                names = [name for instance in instances for name in instance.names]
+                self._report_fallback(names, "compiled", compilation.refused)
                 fusion_group.refuse("compiled", compilation.refused)
             count = sum(len(instance.assignment) for instance in instances)
             rounds = [instance.round for instance in instances if instance.round is not None]
@@ -259,9 +256,8 @@ class ProgramChoice:
             if {ALONE, TWO} <= fusion_group.costs.keys():
                 self._pairs[fusion_group] = fusion_group.costs[TWO] < fusion_group.costs[ALONE]
         if changes or (not measures and (fusion_group.costs or fusion_group.chosen)):
-            self._emit(
-                SectionReport(events=(*events, self._make_packed(fusion_group, instances, settled=not measures)))
-            )
+            packed = self._make_packed(fusion_group, instances, settled=not measures)
+            self._emit(SectionReport(events=(*events, packed)))
 
     def _rehearse(self, fusion_group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
         """Measure the group's candidates on copies; candidates that raise are ruled out."""

@@ -88,9 +88,8 @@ class ProgramInstance:
         """Make the instance of one rank of a split member; its group begins to form."""
         on = sum_device(assigned.live.backend.device)
         group = Group.form(group_rank.rendezvous, group_rank.rank, len(group_rank.shares), on=on)
-        return cls(
-            program=Shard(assigned.live, group, group_rank.shares, number=group_rank.number), assignment=(assigned,)
-        )
+        program = Shard(assigned.live, group, group_rank.shares, number=group_rank.number)
+        return cls(program=program, assignment=(assigned,))
 
     @property
     def shard(self) -> Shard | None:

@@ -53,9 +53,8 @@ class Ranks:
         # The copies are on the device itself, because other members step between two begins, and a changed block would not
         # show which member wrote.
         shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
-        through = self._make_moves(
-            split, deque(instance for instance in here if instance.shard is None), assigned, block, shown
-        )
+        whole = deque(instance for instance in here if instance.shard is None)
+        through = self._make_moves(split, whole, assigned, block, shown)
         for name, instance in split.items():
             if instance.watch.restore_if_written(shown[name], block) and name in assigned:
                 self._guard(name, partial(instance.watch.refuse, name))
@@ -98,9 +97,8 @@ class Ranks:
     def _wait(self, name: str, shard: Shard) -> None:
         """Wait until the next half is ready, or a command is pending."""
         started = time.perf_counter()
-        with self._heartbeat.waiting(
-            f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
-        ):
+        doing = f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
+        with self._heartbeat.waiting(doing):
             while shard.waits and not self.called():
                 self._report_if_broken(name, shard.group)
                 time.sleep(POLL_SECONDS)

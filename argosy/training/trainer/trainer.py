@@ -104,9 +104,8 @@ class Trainer:
         """Blocks of assignments that are not announced yet, each with the assignment's number; also blocks used for measurements."""
         self.at_hand: Block | None = None
         """The block whose steps a command has interrupted."""
-        self.guard: Guard = Guard(
-            name, backend, directory / "members", emit, self._drop, self._save_best, self.copies.resident.give_back
-        )
+        folder, give_back = directory / "members", self.copies.resident.give_back
+        self.guard: Guard = Guard(name, backend, folder, emit, self._drop, self._save_best, give_back)
         self.trials: Trials = Trials(self._build, self.guard, emit, listen, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.instances: list[ProgramInstance] = []
@@ -345,9 +344,7 @@ class Trainer:
             self.copies.resident.allow(self.orders.lengths)
         due = self.saving.due
         # A member without its own file gets one, because its best weights could otherwise not be saved if it fails.
-        unsaved = [
-            name for name, assigned in self.assigned.items() if due or (assigned.leads and not assigned.files.own)
-        ]
+        unsaved = [name for name, one in self.assigned.items() if due or (one.leads and not one.files.own)]
         if unsaved:
             events += self._save(unsaved)
         if due:

@@ -23,9 +23,8 @@ class AverageBuffer:
         self._own: dict[str, Tensor] = stack_tensors([average.buffers for average in averages])
         self._weights = parameter_buffer.weights
         self._values = values
-        self.named: dict[str, Tensor] = {
-            piece.name: piece.over(values) for piece in parameter_buffer.pieces
-        } | parameter_buffer.fixed
+        averaged = {piece.name: piece.over(values) for piece in parameter_buffer.pieces}
+        self.named: dict[str, Tensor] = averaged | parameter_buffer.fixed
         """Weights for a forward pass with averages, each ``[members, *shape]``."""
         self.buffers: dict[str, Tensor] = self._own or parameter_buffer.buffers
         """Buffers for that pass, likewise."""

@@ -140,11 +140,8 @@ class Compilation:
             if losses.dtype != torch.float64:
                 nudge(inputs[:1], of.forward.compute_dtype)
                 share = rounding_share(_pairs(of, found, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
-            known = (
-                losses.detach(),
-                [one for one in gradients if one is not None],
-                [*of.parameter_buffer.buffers.values()],
-            )
+            there = [one for one in gradients if one is not None]
+            known = losses.detach(), there, [*of.parameter_buffer.buffers.values()]
             what = difference(_pairs(of, known, found), share)
             self.refused = f"compiled, {what} different" if what else ""
         except Exception as error:  # boundary to members' code and to torch's compiler, which has limits
@@ -168,9 +165,9 @@ def _pairs(of: Pass, one: Results, other: Results) -> list[ComparedPair]:
     """Return two results of a pass as pairs to compare."""
     (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
     pieces, size = [piece.name for piece in of.parameter_buffer.pieces], largest_value(*gradients)
-    pairs = [ComparedPair("its losses are", losses, losses_found, largest_value(losses))]
+    pairs = [ComparedPair.of("its losses are", losses, losses_found)]
     for name, gradient, found in zip(pieces, gradients, gradients_found, strict=True):
         pairs.append(ComparedPair(f"the gradient of {name!r} is", gradient, found, size))
     for name, buffer, found in zip(of.parameter_buffer.buffers, buffers, buffers_found, strict=True):
-        pairs.append(ComparedPair(f"the buffer {name!r} is", buffer, found, largest_value(buffer)))
+        pairs.append(ComparedPair.of(f"the buffer {name!r} is", buffer, found))
     return pairs

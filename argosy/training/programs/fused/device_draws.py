@@ -58,10 +58,9 @@ class DeviceDraws:
                 self._next[row] = state.device_state.view(torch.int64)
         if stale:
             self._number, self._foreseen = 0, self.moves
-            moved = torch.arange(STEPS_AHEAD).view(-1, 1, 1) * torch.stack(
-                [torch.zeros_like(self.moves), self.moves], 1
-            )
-            self._coming = copy_to_device(self._next + moved, self._placed.device)
+            each = torch.stack([torch.zeros_like(self.moves), self.moves], 1)  # seeds stay as they are
+            coming = self._next + torch.arange(STEPS_AHEAD).view(-1, 1, 1) * each
+            self._coming = copy_to_device(coming, self._placed.device)
         self._placed.copy_(self._coming[self._number])
 
     def begin(self) -> None:

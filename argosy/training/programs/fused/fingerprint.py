@@ -106,9 +106,8 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
         yield "its trained weights have several dtypes"
-    if schedule is not None and not (
-        isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
-    ):
+    of_torch = isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
+    if schedule is not None and not of_torch:
         yield f"its schedule {type(schedule).__name__} is not from torch, so it could change more than learning rates"
     if live.private:
         yield "it writes into its input"

@@ -156,12 +156,10 @@ class Fused(ProgramOfSeveral):
                 with self._own(row), self._states[row].active(keep=True):
                     solo.recompute(own, data.samples)
             return
-        drawn = self.marks()
+        drawn, named, buffers = self.marks(), self._averages.named, self._averages.buffers
         for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), extend_statistics(self._forward.norms, averages[0].batches):
-                self._forward.values(
-                    self._averages.named, self._averages.buffers, part, self._states, lambda output: None
-                )
+                self._forward.values(named, buffers, part, self._states, lambda output: None)
             for average in averages:
                 average.batches += 1
         self.go_back(drawn)  # raw weights are trained as they would be without averages

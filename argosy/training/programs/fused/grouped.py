@@ -35,14 +35,8 @@ def grouping_key(live: LiveMember) -> Any:
     if device.type != "cpu" and find_kernels(device) is None:
         return None
     last, size = layers[-1].linear, member.eval_batch_size or member.batch_size
-    return (
-        token(member.loss),
-        member.batch_size,
-        size,
-        last.weight.dtype,
-        layers[0].linear.in_features,
-        last.out_features,
-    )
+    ends = layers[0].linear.in_features, last.out_features, last.weight.dtype
+    return token(member.loss), member.batch_size, size, *ends
 
 
 OF_EACH = 32

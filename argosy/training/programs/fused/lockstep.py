@@ -33,10 +33,10 @@ def share_cutters(cutters: Sequence[Cutter]) -> list[Cutter]:
 
 def locksteps(cutters: Sequence[Cutter], block: Block) -> Iterator[Lockstep]:
     """Yield the locksteps that a block completes, after the last committed one."""
-    numbers = {id(cutter): number for number, cutter in enumerate({id(cutter): cutter for cutter in cutters}.values())}
-    different = {id(cutter): cutter for cutter in cutters}.values()
+    different = {id(cutter): cutter for cutter in cutters}
+    numbers = {key: number for number, key in enumerate(different)}
     places = [numbers[id(cutter)] for cutter in cutters]
-    for batches in itertools.zip_longest(*(cutter.take(block) for cutter in different)):
+    for batches in itertools.zip_longest(*(cutter.take(block) for cutter in different.values())):
         yield tuple(batches[place] for place in places)
 
 

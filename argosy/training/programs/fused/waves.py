@@ -274,9 +274,7 @@ class WavePass:
             self._products.append(Product.of(group, length, own_masks, ends, masked=self._whole))
         products = iter(self._products)
         self._waves = [[next(products) for _ in wave] for wave in waves]
-        self._rows = {
-            place: (product, row) for product in self._products for row, place in enumerate(product.group.places)
-        }
+        self._rows = {place: (one, row) for one in self._products for row, place in enumerate(one.group.places)}
         for product in self._products:
             product.stretches.extend(self._stretches(product))
         drawn = [[number for number, layer in enumerate(own) if layer.rate] for own in layers]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.device.equivalence import ComparedPair, difference, largest_value
+from argosy.training.device.equivalence import ComparedPair, difference
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
@@ -88,11 +88,8 @@ class Evaluation:
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
             copy_into(before, self._buffers)
             made = self._made(data)
-            pairs = zip(_leaves(made), found, strict=True)
-            if (
-                difference((ComparedPair("", one, other, largest_value(one)) for one, other in pairs), MAX_DIFFERENCE)
-                is not None
-            ):
+            pairs = [ComparedPair.of("", one, other) for one, other in zip(_leaves(made), found, strict=True)]
+            if difference(pairs, MAX_DIFFERENCE) is not None:
                 raise Uncaptured("when replayed, its evaluation gives different results")
         except BaseException:
             copy_into(before, self._buffers)

@@ -37,14 +37,13 @@ class FlatGradient:
 
     def __init__(self, parameters: Iterable[Tensor], on: torch.device, *, rank: int, size: int) -> None:
         self.parameters: list[Tensor] = [parameter for parameter in parameters if parameter.requires_grad]
-        double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
         self._losses = slice(len(sizes) + 2 * rank, len(sizes) + 2 * rank + 2)
         self._rest = len(sizes) + 2 * size
         figures = self._rest + 1 + 2 * PIECES
-        self.values: Tensor = torch.zeros(
-            sum(sizes) + figures, dtype=torch.float64 if double else torch.float32, device=on
-        )
+        double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
+        dtype = torch.float64 if double else torch.float32
+        self.values: Tensor = torch.zeros(sum(sizes) + figures, dtype=dtype, device=on)
         *self._gradients, self._figures = torch.split_with_sizes(self.values, [*sizes, figures])
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:

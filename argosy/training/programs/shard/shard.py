@@ -88,8 +88,8 @@ class Shard:
         if not batch.rows:
             return
         live = self.live
-        assert live.cutter is not None and live.order is not None
-        part = live.cutter.part(batch, self._low, self._high, live.order)
+        assert live.cutter is not None
+        part = live.cutter.part(batch, self._low, self._high, live.cutting.order)
         losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
         self._flat.fill(losses, part.digest)
         self._solo.drop_gradients()
