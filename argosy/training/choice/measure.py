@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_not_split
-from argosy.training.choice.unsaved import called_functions, own_state, training_code, unsaved_state, unsaved_warnings
+from argosy.training.choice.unsaved import UnsavedState, called_functions, training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
@@ -74,18 +74,16 @@ def measure_steps(
     gradients, including kernels' work space; otherwise they are what autograd keeps.
     """
     trial, buffers = Solo(live.trial()), _buffers(live)
-    built = own_state(trial.live, trial.live.schedule)
+    state, before = UnsavedState(trial.live), trial.live.randomness.copy()
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
-    before = trial.live.randomness.copy()
     with outside_heap():
         coupled = live.member.step is None and _try_loss(trial, block)
         wrote = bool(size) and _try_validation(trial, block, size)
         if live.member.step is not None:
             coupled = _try_own(trial, live, block, samples, size)
     yield
-    batch = ShownBatch(block, live.member.batch_size)
-    saved = _SavedBytes()
+    batch, saved = ShownBatch(block, live.member.batch_size), _SavedBytes()
     with _record_norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
     yield
@@ -94,34 +92,14 @@ def measure_steps(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _step_memory(trial, batch) - gradients)
     _check_apart(live, buffers)
-    own = own_state(trial.live, schedule)
-    once, unsaved = [where for where in own if built.get(where) != own[where]], unsaved_state(trial.live, own)
+    state.note_first_step(trial.live, schedule)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    now = unsaved_state(trial.live, own_state(trial.live, schedule))
-    moving = [where for where, value in now.items() if unsaved.get(where) != value]
-    with outside_heap():
-        tried = ShownBatch(block, live.member.batch_size)
-        whole = why_not_split(live, tried.data, tried.rows) if groups > 1 else ""
-    shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
-    shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
+    state.note_further_steps(trial.live, schedule)
+    whole, shard_seconds = yield from _measure_shares(trial, live, block, groups, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.step_schedule(1.0)
-    code = [*training_code(live), *hooks_of(live.model)]
-    drew = not trial.live.randomness.others_equal(before) or any(map(uses_random_modules, code))
-    # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
-    writes = (
-        wrote or batch.was_written or (drew and any(writes_in_place(getattr(live.member, name)) for name in CALLED))
-    )
-    unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
-    unusual[LATE] = live.average is not None and live.average.waits
-    unusual |= {
-        COUPLED: coupled and samples > size,
-        **dict.fromkeys(unsaved_warnings(moving, once, trial, live, block, size), True),
-    }
-    for what, part in called_functions(live.member).items():
-        unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
-            p.requires_grad for p in part.parameters()
-        )
+    wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
+    unsaved = state.warnings(trial, live, block, size)
     held = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
@@ -134,8 +112,26 @@ def measure_steps(
         parameter_shapes=_shapes(live.model),
         whole=whole,
         batch_norm=any(lone) if lone else has_batch_norm(live.model),
-        notes=tuple(note for note, seen in unusual.items() if seen),
+        notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled and samples > size, unsaved=unsaved)),
     )
+
+
+def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved: Sequence[str]) -> Iterator[str]:
+    """Yield what is unusual about a member, given what its copy was seen to do."""
+    drew = drew or any(map(uses_random_modules, [*training_code(live), *hooks_of(live.model)]))
+    # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
+    if wrote or (drew and any(writes_in_place(getattr(live.member, name)) for name in CALLED)):
+        yield PRIVATE
+    if drew:
+        yield NUMPY_RANDOM
+    if live.average is not None and live.average.waits:
+        yield LATE
+    if coupled:
+        yield COUPLED
+    yield from unsaved
+    for what, part in called_functions(live.member).items():
+        if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
+            yield UNTRAINED.format(what)
 
 
 def _try_loss(trial: Solo, block: Block) -> bool:
@@ -173,11 +169,9 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
     coupled: bool | None = False
     with copied.active(), _without_compiling():
         if member.optimizers is None:
-            rows = (
-                size
-                if several and member.validate is None
-                else min(CHECK_SAMPLES, -(-member.batch_size // member.accumulate))
-            )
+            rows = min(CHECK_SAMPLES, -(-member.batch_size // member.accumulate))
+            if several and member.validate is None:  # it validates as well, so it will see this size
+                rows = size
             coupled = copied.try_own("step", ShownBatch(block, rows).data, rows)
         if member.validate is not None and several:
             coupled = copied.try_own("validate", ShownBatch(block, size).data, size)
@@ -240,14 +234,22 @@ def _step_seconds(trial: Solo, batch: "ShownBatch", warm_up: float, *, thorough:
     return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
 
 
-def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> Generator[None, None, tuple[float, ...]]:
-    """Return the seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
-    member, found = trial.live.member, []
-    for m in range(2, most + 1):
-        share = ShownBatch(block, -(-member.batch_size // m))
+def _measure_shares(
+    trial: Solo, live: LiveMember, block: Block, groups: int, *, thorough: bool
+) -> Generator[None, None, tuple[str, tuple[float, ...]]]:
+    """Return why the member must not be split (empty if it may be), and the seconds of a step on one of m even shares, for m = 2 … `groups`."""
+    if groups < 2:
+        return "", ()
+    with outside_heap():
+        tried = ShownBatch(block, live.member.batch_size)
+        whole = why_not_split(live, tried.data, tried.rows)
+    found: list[float] = []
+    # A member that stays whole is still of interest to a thorough profile, unless its step raises on a share.
+    for m in range(2, groups + 1) if not whole or (thorough and not whole.startswith(NO_SHARE)) else ():
+        share = ShownBatch(block, -(-live.member.batch_size // m))
         first = _timed_step(trial, share)
         found.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
-    return tuple(found)
+    return whole, tuple(found)
 
 
 def _needs_step(warm_up: float, seconds: list[float]) -> bool:

@@ -27,7 +27,7 @@ from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "called_functions", "training_code", "unsaved_state", "own_state", "unsaved_warnings"]
+__all__ = ["LOADED", "TOGETHER", "called_functions", "training_code", "UnsavedState"]
 
 INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""
@@ -56,8 +56,56 @@ DRAWING = (
 )
 
 
-def unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `own_state`), variables around its functions, generators."""
+class UnsavedState:
+    """What a copy of a member holds that no checkpoint has: as built, after its first step, and after further ones.
+
+    A schedule that has been taken from the copy is given apart.
+    """
+
+    def __init__(self, live: LiveMember) -> None:
+        self._built = _own_state(live, live.schedule)
+        self._stepped: Mapping[str, Any] = {}
+        self._once: list[str] = []
+        """Sentences about state that the first step changed; mostly caches."""
+        self._moving: list[str] = []
+        """Sentences about state that further steps changed."""
+
+    def note_first_step(self, live: LiveMember, schedule: Any) -> None:
+        """Note what the first step has changed."""
+        own = _own_state(live, schedule)
+        self._once = [where for where in own if self._built.get(where) != own[where]]
+        self._stepped = _unsaved_state(live, own)
+
+    def note_further_steps(self, live: LiveMember, schedule: Any) -> None:
+        """Note what steps have changed since the first one."""
+        now = _unsaved_state(live, _own_state(live, schedule))
+        self._moving = [where for where, value in now.items() if self._stepped.get(where) != value]
+
+    def warnings(self, trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
+        """Return the warnings: all if a loaded network validates differently, else the first.
+
+        State that only the first step changes is reported only if a network loaded without it validates or trains differently, for example
+        without the flag by which the first batch sets weights.
+        """
+        if not self._moving and not self._once:
+            return []
+        try:
+            behind = _resume_copy(live, trial)
+        except (RuntimeError, ValueError, KeyError):
+            # The network has other tensors than it was built with, which is reported when it is saved or loaded.
+            return self._moving[:1]
+        if size and _only_third_differs(_validation_results(one, block, size) for one in (trial, trial, behind)):
+            # One sentence for all layers with an attribute of this name.
+            named = {where.partition(" of ")[0]: where for where in reversed(self._moving or self._once)}
+            return [f"{LOADED}, because {where}" for where in named.values()]
+        again = (behind, _resume_copy(live, trial), trial) if not self._moving else ()
+        if again and _only_third_differs(_training_results(one, block) for one in again):
+            return self._once[:1]
+        return self._moving[:1]
+
+
+def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `_own_state`), variables around its functions, generators."""
     found: dict[str, Any] = {}
     for one in training_code(live):
         for key, marks in _variable_tokens(variables_of(one)):
@@ -76,7 +124,7 @@ def unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **own}
 
 
-def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
+def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     """Return tokens of a member's own numbers, arrays and leaf tensors in no checkpoint, by sentence; passes recompute other tensors."""
     found: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
@@ -192,32 +240,6 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
                 yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
             elif not isinstance(one, type | FunctionType | ModuleType):
                 todo += getattr(one, "__dict__", {}).values()
-
-
-def unsaved_warnings(
-    moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int
-) -> list[str]:
-    """Return the warnings about state that steps change and no checkpoint has: all if a loaded network validates differently, else the first.
-
-    State that only the first step changes, `once`, is mostly a cache. It is reported only if a network loaded without it validates or
-    trains differently, for example without the flag by which the first batch sets weights.
-    """
-    if not moving and not once:
-        return []
-    try:
-        behind = _resume_copy(live, trial)
-    except (RuntimeError, ValueError, KeyError):
-        # The network has other tensors than it was built with, which is reported when it is saved or loaded.
-        return moving[:1]
-    if size and _only_third_differs(_validation_results(one, block, size) for one in (trial, trial, behind)):
-        # One sentence for all layers with an attribute of this name.
-        named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
-        return [f"{LOADED}, because {where}" for where in named.values()]
-    if not moving and _only_third_differs(
-        _training_results(one, block) for one in (behind, _resume_copy(live, trial), trial)
-    ):
-        return once[:1]
-    return moving[:1]
 
 
 def _only_third_differs(found: Iterable[list[torch.Tensor]]) -> bool:
