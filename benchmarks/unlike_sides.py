@@ -11,8 +11,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.stream.blocks import Block
-from argosy.training.optim.kernels import orthogonal
 from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.optim.rules import orthogonal
 
 __all__ = ["Padded"]
 

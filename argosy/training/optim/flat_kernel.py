@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
@@ -20,29 +20,19 @@ from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import InBranches
 from argosy.training.optim.kernels import (
     OF_MUON,
-    Numbers,
     Settings,
-    Steps,
     adopt_state,
     mark_stepped,
-    orthogonal,
     parts_of,
     settings_of,
     steps_differ,
 )
+from argosy.training.optim.rules import RULES, Numbers, Steps, orthogonal
 
 __all__ = ["FlatKernel", "FlatMemory"]
 
-NAMES: dict[type[Optimizer], tuple[str, str]] = {
-    SGD: ("momentum_buffer", ""),
-    Adam: ("exp_avg", "exp_avg_sq"),
-    AdamW: ("exp_avg", "exp_avg_sq"),
-    Muon: ("momentum_buffer", ""),
-}
-"""Names of the moments in the state of each optimizer."""
 EPS, RATE = 5, 6
 """Positions in a row of numbers."""
-ADAMS = (Adam, AdamW)
 
 
 class FlatMemory:
@@ -150,7 +140,7 @@ class FlatKernel:
         if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
             return None
         made = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
-        betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
+        betas = np.array([row.group["betas"] if RULES[row.kind].counts else (0.0, 0.0) for row in self._rows]).T
         # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
         for own, steps in zip(made, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
             first, second = 1 - betas**steps
@@ -183,10 +173,9 @@ class FlatKernel:
             return  # it has no state
         state = states[weight]
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
-        for name, moment in zip(NAMES[kind], self._moments, strict=True):
-            if name:
-                adopt_state(state, name, moment[place].view(weight.shape))
-        if kind in ADAMS:
+        for name, moment in zip(RULES[kind].moments, self._moments, strict=False):
+            adopt_state(state, name, moment[place].view(weight.shape))
+        if RULES[kind].counts:
             steps.fill_(float(state.get("step", 0)))
             state["step"] = steps
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from argosy.training.optim.kernels import adam_numbers, is_unusual, mark_stepped, sgd_numbers
+from argosy.training.optim.kernels import is_unusual, mark_stepped
 from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.optim.rules import adam_numbers, sgd_numbers
 
 __all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "can_step_in_one_pass"]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from argosy.stream.batches import copy_to_device
 from argosy.training.device.kernel_forms import STEPS_AHEAD
 from argosy.training.device.recorders import Uncaptured
-from argosy.training.optim.kernels import Numbers, Settings, Steps
+from argosy.training.optim.kernels import Settings
+from argosy.training.optim.rules import Numbers, Steps
 from argosy.training.programs.graphed.whole import StepKernel
 
 __all__ = ["StaticInputs"]

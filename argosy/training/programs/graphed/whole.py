@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from argosy.training.device.recorders import InBranches, Uncaptured
-from argosy.training.optim.kernels import Numbers, Settings, Steps
+from argosy.training.optim.kernels import Settings
+from argosy.training.optim.rules import Numbers, Steps
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
