@@ -46,7 +46,7 @@ from argosy.readings import (
 from argosy.stream.blocks import host_bytes
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["CodeReader", "Content", "Global", "UnreadableContent", "ValueDigest", "attributes_of"]
+__all__ = ["CodeReader", "Content", "Global", "Part", "UnreadableContent", "ValueDigest", "attributes_of", "part_name"]
 
 DIGITS = 12
 MAX_ELEMENTS = 2**22
@@ -154,7 +154,7 @@ class Content:
         """Return a unique name for a part, so that two functions of one name that change places are noticed."""
         key = _key(part)
         if key not in self.names:
-            name = _name(part)
+            name = part_name(part)
             names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
             self.names[key] = next(name for name in names if name not in self.parts)
             self.parts[self.names[key]] = part
@@ -182,14 +182,10 @@ class CodeReader:
         parts = tuple(sorted(self._reach(text.parts)))
         return ValueDigest(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
-    def imported(self) -> dict[str, list[str]]:
-        """Return, by name, digests of the functions, classes and constants read so far that every process imports itself from the user's modules."""
-        found: dict[str, list[str]] = {}
+    def parts_read(self) -> Iterator[tuple[Part, str]]:
+        """Yield all parts read so far, each with its digest."""
         for part, digest, _ in self._read.values():
-            module = part.module if isinstance(part, Global) else part.__module__
-            if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
-                found.setdefault(f"{module}.{_name(part)}", []).append(digest)
-        return found
+            yield part, digest
 
     def _reach(self, parts: list[Part]) -> Iterator[tuple[str, str]]:
         seen: set[Key] = set()
@@ -203,7 +199,7 @@ class CodeReader:
                 text = _TextWriter(self.whole)
                 self._read[key] = (part, _hash(text.write_part(part)), tuple(text.parts))
             _, digest, further = self._read[key]
-            yield _name(part) if self.whole is None else self.whole.name(part), digest
+            yield part_name(part) if self.whole is None else self.whole.name(part), digest
             parts.extend(further)
 
 
@@ -239,7 +235,7 @@ class _TextWriter:
     def _definition(self, value: Any) -> str:
         if is_own(value):
             self.parts.append(value)
-            return _name(value) if self.whole is None else self.whole.name(value)
+            return part_name(value) if self.whole is None else self.whole.name(value)
         self._installed(value.__module__)
         enclosed = [self.of(held) for held in closure_variables(value).values()]
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
@@ -465,52 +461,6 @@ class _TextWriter:
         return self.of(instruction.argval) if instruction.opcode in dis.hasconst else repr(instruction.argval)
 
 
-def _is_as_imported(part: Part) -> bool:
-    """Return whether importing the module recreates this part, unless a script sets it.
-
-    It must be no cache or counter that calls change, and no path that may differ between nodes.
-    """
-    if isinstance(part, Global):
-        return _is_constant(part.value)
-    if isinstance(part, type):
-        return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
-    held = closure_variables(part).values()
-    return all(
-        (isinstance(value, types.FunctionType | type) and is_own(value)) or _is_constant(value) for value in held
-    )
-
-
-def _is_state(part: Part) -> bool:
-    """Return whether a part is state and not a setting: functions of its module other than `__init__` set the attribute or key that it names."""
-    if not isinstance(part, Global) or "." not in part.name:
-        return False
-    own = [
-        one
-        for one in vars(sys.modules[part.module]).values()
-        if isinstance(one, types.FunctionType | type) and is_own(one)
-    ]
-    methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
-    functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
-    return any(part.name.rpartition(".")[2] in _names_set_by(function.__code__) for function in functions)
-
-
-@functools.lru_cache(maxsize=1000)
-def _names_set_by(code: types.CodeType) -> frozenset[Any]:
-    """Return the attributes and constant keys that the code sets."""
-    instructions = instructions_of(code)
-    attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
-    pairs = itertools.pairwise(instructions)
-    keys = {key.argval for key, one in pairs if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"}
-    return frozenset(attributes | keys)
-
-
-def _is_constant(value: Any) -> bool:
-    """Return whether a value is plain and immutable, and is no absolute path, which may differ between nodes."""
-    if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return type(value) in PLAIN and not (isinstance(value, str) and Path(value).is_absolute())
-
-
 def _key(part: Part) -> Key:
     return (part.name, part.namespace, id(part.value)) if isinstance(part, Global) else (None, 0, id(part))
 
@@ -567,7 +517,8 @@ def _module_of(value: Any) -> str | None:
     return found
 
 
-def _name(part: Part) -> str:
+def part_name(part: Part) -> str:
+    """Return the name of a part within its module."""
     return part.name if isinstance(part, Global) else part.__qualname__.replace("<locals>.", "")
 
 

@@ -1,12 +1,16 @@
 """Check that what members and data use from the user's modules is the same in all processes, because each process imports it itself."""
 
 import functools
+import itertools
+import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.stream.code_digest import CodeReader
+from argosy.readings import PLAIN, closure_variables, instructions_of, is_own
+from argosy.stream.code_digest import CodeReader, Global, Part, part_name
 from argosy.study import FACTORIES, Data, Member
 
 __all__ = ["ImportDigests", "check_imports", "digest_imports"]
@@ -22,7 +26,12 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
     for value in values:
         for read in _read_of(value):
             code.read(read)
-    return code.imported()
+    found: dict[str, list[str]] = {}
+    for part, digest in code.parts_read():
+        module = part.module if isinstance(part, Global) else part.__module__
+        if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
+            found.setdefault(f"{module}.{part_name(part)}", []).append(digest)
+    return found
 
 
 def _read_of(value: Any) -> Iterable[Any]:
@@ -47,3 +56,49 @@ def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
             "script sets it, set it in the module, or bind it to the function that reads it: "
             "functools.partial(loss, scale=2.0)."
         )
+
+
+def _is_as_imported(part: Part) -> bool:
+    """Return whether importing the module recreates this part, unless a script sets it.
+
+    It must be no cache or counter that calls change, and no path that may differ between nodes.
+    """
+    if isinstance(part, Global):
+        return _is_constant(part.value)
+    if isinstance(part, type):
+        return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
+    held = closure_variables(part).values()
+    return all(
+        (isinstance(value, types.FunctionType | type) and is_own(value)) or _is_constant(value) for value in held
+    )
+
+
+def _is_state(part: Part) -> bool:
+    """Return whether a part is state and not a setting: functions of its module other than `__init__` set the attribute or key that it names."""
+    if not isinstance(part, Global) or "." not in part.name:
+        return False
+    own = [
+        one
+        for one in vars(sys.modules[part.module]).values()
+        if isinstance(one, types.FunctionType | type) and is_own(one)
+    ]
+    methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
+    functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
+    return any(part.name.rpartition(".")[2] in _names_set_by(function.__code__) for function in functions)
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_set_by(code: types.CodeType) -> frozenset[Any]:
+    """Return the attributes and constant keys that the code sets."""
+    instructions = instructions_of(code)
+    attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
+    pairs = itertools.pairwise(instructions)
+    keys = {key.argval for key, one in pairs if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"}
+    return frozenset(attributes | keys)
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether a value is plain and immutable, and is no absolute path, which may differ between nodes."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return type(value) in PLAIN and not (isinstance(value, str) and Path(value).is_absolute())
