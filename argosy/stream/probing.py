@@ -96,18 +96,9 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
                 "is read again, so its samples depend on where reading starts. Draw in Data(then=...), and leave "
                 "shuffling to the study."
             )
+        # A sample that drew nothing was prepared under another seed, so it is prepared once more under its own.
         if moved[index] or drew[index] or not same_bits(first[index], leaves(index)):
-            found = (
-                f"prepared sample {index} twice from the same seeds, and the results differ: it writes into stored "
-                "data such as a cached tensor, or draws"
-            )
-            if moved[index]:
-                found = f"draws for sample {index}"
-            raise StudyError(
-                f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {found} from its own generator. Draw from "
-                "`random`, `numpy.random` or torch's default generator (seeded for every sample), or derive the "
-                "generator's seed from the index; write only into copies."
-            )
+            raise _impure(split, dataset, index, draws=moved[index])
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
             f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample when reading starts "
@@ -122,6 +113,19 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
         seconds_per_sample=seconds,
         constant=not differ and any(first[index] and not drew[index] for index in probes),
         files=files_of_split(dataset),
+    )
+
+
+def _impure(split: str, dataset: Any, index: int, *, draws: bool) -> StudyError:
+    """Return the error for a Dataset whose samples depend on more than their seeds."""
+    found = (
+        f"prepared sample {index} twice from the same seeds, and the results differ: it writes into stored data such "
+        "as a cached tensor, or draws"
+    )
+    return StudyError(
+        f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {f'draws for sample {index}' if draws else found} from "
+        "its own generator. Draw from `random`, `numpy.random` or torch's default generator (seeded for every sample), "
+        "or derive the generator's seed from the index; write only into copies."
     )
 
 

@@ -106,12 +106,7 @@ def _compare_steps(
     exact: bool,
 ) -> CheckOutcome:
     """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
-    usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
-    steps = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
-    if exact:  # later steps also compare the state and rounding that the first step leaves
-        least = min(sum(weight.numel() for weight in live.model.parameters()) for live in lives)
-        again = max(1, NUMBERS // max(least, 1))
-        steps += [*[(True, usual)] * min(again, STEPS), *((True, length) for length in sorted(wanted.train - {usual}))]
+    usual = lives[0].member.batch_size
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     try:
@@ -125,7 +120,7 @@ def _compare_steps(
         return CheckOutcome.of("as one program it", error, len(lives))
     # The layers of unlike members are plain and have no other effects.
     attributed = [behaviour(copied, layers=alike) for copied in alone]
-    for train, length in steps:
+    for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]
         given = [fill_block(block, length + own, double=double) for _ in range(2)]
         try:
@@ -155,6 +150,18 @@ def _compare_steps(
             break  # the copies are no longer equal
     lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
     return CheckOutcome(reason=None, lengths=lengths if exact else None)
+
+
+def _planned_steps(lives: Sequence[LiveMember], usual: int, *, exact: bool) -> list[tuple[bool, int]]:
+    """Return the steps and evaluations to compare, in order: whether each trains, and the length of its batch."""
+    wanted = BatchLengths.of(lives)
+    evaluated = [(False, length) for length in sorted(wanted.val, reverse=True)]
+    if not exact:
+        return [(True, usual), *evaluated[:1]]
+    least = min(sum(weight.numel() for weight in live.model.parameters()) for live in lives)
+    # Later steps also compare the state and rounding that the first step leaves.
+    again = [(True, usual)] * min(max(1, NUMBERS // max(least, 1)), STEPS)
+    return [(True, usual), *evaluated, *again, *((True, length) for length in sorted(wanted.train - {usual}))]
 
 
 # ---- trials
