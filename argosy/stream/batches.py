@@ -352,5 +352,6 @@ class BatchBuffer:
 
 
 def _slice(leaf: torch.Tensor, low: int, high: int, *, private: bool) -> torch.Tensor:
+    # Kernels may round differently on memory of another alignment.
     view = leaf[low:high]
     return view.clone() if private or view.data_ptr() % ALIGNMENT else view

@@ -92,12 +92,13 @@ class Layout:
 
     def _sizes(self, rows: int) -> list[int]:
         leaves = [rows * d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True)]
+        # The columns of indices (int64) and of sound rows (bool) come before the leaves.
         return [rows * 8, rows, *leaves]
 
     def offsets(self, rows: int) -> list[int]:
         """Return the offset of each leaf in the memory of a block."""
         starts = list(itertools.accumulate(map(_aligned, self._sizes(rows)), initial=0))
-        return starts[2:-1]
+        return starts[2:-1]  # without the two columns, and without the end
 
     def block(self, place: Place, memory: npt.NDArray[np.uint8]) -> "Block":
         """Return the block in this memory, without a copy. Each of its tensors keeps the memory alive."""

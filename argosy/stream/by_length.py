@@ -131,6 +131,7 @@ class ByLengthCutter(Cutter):
             if window.stop < end:
                 window.add(elements.piece(window.stop, end), elements.indices(window.stop, end))
             self._seen = end
+            # Another cutter that shares the window may have cut it.
             if window.complete and not window.stops:
                 count = window.cut(batch_form(block.tree), self.batch_size, self._tokens)
                 if self._drawn is not None:
@@ -183,6 +184,7 @@ class Window:
         if form is not None:
             self._lengths = lengths_of(held.carried().leaves, form)
             lengths[held.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
+        # Stable: samples of equal length stay in the order of the sequence, whatever NumPy's other sorts do.
         order = np.argsort(lengths, kind="stable")
         bounds = [0]
         for element, length in enumerate(lengths[order].tolist()):

@@ -106,7 +106,9 @@ def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer
 
 def _run_exchange(connection: Connection, ring: Ring, team: Team) -> int:
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault(
+        "GLOO_SOCKET_IFNAME", "lo"
+    )  # for nodes of one machine; workers of a run on several have set it
     say = _FeederConnection(connection)
     try:
         _store = _join_team(team)  # torch alone would not keep it alive

@@ -105,6 +105,7 @@ class _Feeder:
             self._start_transfers()
             self._announce()
             self._write()
+            # Own tasks are done one at a time, and messages are handled in between.
             for key, events in self.selector.select(timeout=0 if at_once else REPORT_SECONDS):
                 # Skip handlers that an earlier handler of this round has unregistered.
                 if events & READ and self.selector.get_map().get(key.fd) is key:
@@ -311,6 +312,7 @@ class _Feeder:
             fed = course.note_announced(block.place, block.prepared)
             if fed is not None:
                 self.driver.send(fed)
+            # Without readers it is free at once.
             self._free_unheld(block.slot)
 
     def _report_holes(self, filling: BlockInProgress) -> None:

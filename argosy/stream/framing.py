@@ -77,6 +77,7 @@ class Authenticated:
         proved, start = at + LENGTH.size, at + HEADER_BYTES
         if len(arrived) < start:
             return None
+        # Before the length is used: an injected one could let this process wait for a gigabyte.
         self._compare(OF_LENGTH, arrived[at:proved], arrived[proved:start])
         end = start + _length(arrived, at)
         if len(arrived) < end + MAC_BYTES:

@@ -111,6 +111,7 @@ class Heartbeat:
         """Write the content of the slot."""
         words, doing = self._words, doing[: len(self._text)]
         self.doing = (state, number, doing)
+        # Idle while the text is replaced, so that a reader in between does not report half of it.
         words[STATE] = IDLE
         words[LENGTH] = len(doing)
         self._text[: len(doing)] = doing

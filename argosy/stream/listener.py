@@ -213,6 +213,7 @@ class Listener:
             self._disconnect(connection, why)
             return None
         greeting, proof = caller.greeting, bytes(caller.received[-PROOF:])
+        # In constant time, so that a caller learns nothing from how long it takes.
         if not hmac.compare_digest(proof, _make_proof(self.key, b"caller", caller.nonce, greeting)):
             self._disconnect(connection, "does not know the run's key")
             return None

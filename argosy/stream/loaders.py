@@ -119,6 +119,7 @@ def start_loader(
 
 
 def _run_worker(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+    # There may be a worker for each core.
     torch.set_num_threads(1)
     for source in sources.values():
         source.heartbeat = heartbeat

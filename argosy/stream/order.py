@@ -79,13 +79,16 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
     found = [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(shuffled), OPEN_SHARDS):
         beside = shuffled[first : first + OPEN_SHARDS]
+        # One entry for each run of samples; shuffled, they say which shard comes next.
         runs = np.repeat(beside, -(-lengths[beside] // SHARD_RUN))
         state.shuffle(runs)
         row = np.zeros(len(runs), dtype=np.int64)
+        # The runs of one shard stay in their order, because it is read forward.
         for shard in beside.tolist():
             its = np.flatnonzero(runs == shard)
             row[its] = SHARD_RUN * np.arange(len(its))
         rows = row[:, None] + np.arange(SHARD_RUN)
+        # The last run of a shard may be shorter.
         found.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
     return np.concatenate(found)
 

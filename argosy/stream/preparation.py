@@ -88,6 +88,7 @@ class Preparation:
 
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
         """Begin a block of this node in a free slot."""
+        # At least two tasks for each worker, so that a small block keeps all of them busy.
         size = min(TASK_SAMPLES, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else TASK_SAMPLES
         source = self.sources[place.split]
         at_once = not source.parallel

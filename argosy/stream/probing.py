@@ -83,6 +83,7 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
     started = time.perf_counter()
     stream = isinstance(dataset, ShardedStream) and base is None
     again, moved = {}, {}
+    # In the other order, because a sample must not depend on those that were prepared before it.
     for index in reversed(probes):
         again[index] = leaves(index, epoch=0 if drew[index] and not stream else 1)
         # A generator that is reseeded for each index ends in the same state as before.

@@ -33,6 +33,7 @@ class Ring:
 
     def __init__(self, *, slots: int, slot_bytes: int) -> None:
         self.slots = slots
+        # A multiple, so that the leaves of every slot are aligned.
         self.slot_bytes: int = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
         self.descriptor: int = memory_file("argosy-ring", slots * self.slot_bytes)
         self._memory = _map(self.descriptor)

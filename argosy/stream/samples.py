@@ -92,7 +92,7 @@ def seed_everything(seed: int) -> None:
     ``torch.manual_seed`` is not used: it also visits every accelerator and takes a hundred times longer.
     """
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)  # it takes no more bits
     torch.default_generator.manual_seed(seed)
 
 

@@ -89,6 +89,7 @@ class ShardMarks:
         """Return the marks from which this block can be read, including those made while it was read."""
         for mark in {mark.shard: mark for mark in sorted(of_block, key=lambda mark: -mark.row)}.values():
             if mark.rows >= MIN_PROOF_SAMPLES:
+                # Inserted last, because the oldest are dropped below.
                 self._newest.pop(mark.shard, None)
                 self._newest[mark.shard] = mark
         # A block may hold the last samples of eight shards and the first of eight others.

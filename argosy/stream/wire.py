@@ -176,6 +176,7 @@ class Peer:
                 word, at = taken
                 with word:
                     values.append(_unpickle(word))
+        # After the views above are released: a bytearray with views cannot shrink.
         del self._arrived[:at]
         return values
 

@@ -125,6 +125,7 @@ class RowCache:
         """Return the rows of a key, or in words why there are none. Deletes rows that are stale in the place where they were made."""
         entries = self.entries(key.prefix)[::-1]
         same = [entry for entry in entries if not key.difference(entry.header.parts)]
+        # Rows that were made in this place come first; of others, those that were used last.
         for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
             change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):

@@ -56,6 +56,7 @@ def read_in_parallel(
                 try:
                     shard, *told = connection.recv()
                 except EOFError:
+                    # A reader ends when it has reported all of its shards.
                     if processes[connection].shards:
                         raise WorkerError(
                             "A process that reads shards of a stream died. Try --loader-workers 0: then one "

@@ -138,6 +138,7 @@ class Rows:
         for leaf, offset in zip(leaves, self._offsets, strict=True):
             data = host_bytes(leaf)
             _write_all(self._descriptor, data, offset + index * len(data))
+        # After the data: a mark says that the row is complete.
         self.marks[index] = WRITTEN
 
     def use_random_access(self) -> None:
@@ -182,6 +183,7 @@ class Rows:
         if len(written):
             with contextlib.suppress(OSError):
                 os.fdatasync(self._descriptor)
+                # Only rows that were marked before the flush: others may have been written meanwhile.
                 self.marks[written] = DURABLE
 
 

@@ -269,6 +269,7 @@ def _path_note(path: str, roots: Roots, *, read: bool = True) -> Note | None:
         if path.endswith(LOG) and found.st_size == 0:
             return Note("file", *place, None, ABSENT)
         read = read and found.st_size <= MAX_HASHED_BYTES
+        # The state is taken before the content is read: a write in between shows as another state later.
         young = read and time.time() - found.st_ctime < UNRELIABLE_SECONDS
         state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
         return Note("file", *place, [] if young else state, _read(path) if read else None)

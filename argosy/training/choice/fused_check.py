@@ -59,12 +59,14 @@ def check_together(
     exact, double = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None, True
     while True:
         attempt = _compare_steps(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
+        # Of members with different architectures each layer has to be checked, so none are left out.
         if attempt.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
         elif attempt.reason is None or not (exact or double):
             return attempt
         elif exact:
             exact = False
+        # The members' code may insist on float32, which also takes half of the memory.
         elif attempt.crowded or attempt.alone:
             double = False
         else:
@@ -122,6 +124,7 @@ def _compare_steps(
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]
+        # One block for each side: a copy may write into its input.
         given = [fill_block(block, length + own, double=double) for _ in range(2)]
         try:
             for copies in (alone, together):

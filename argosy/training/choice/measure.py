@@ -364,6 +364,7 @@ class _SavedBytes:
             self._now += size
             self.peak = max(self.peak, self._now)
         self._holders[address] += 1
+        # Not at exit, when nothing is counted any more.
         weakref.finalize(held, self._let_go, address, size).atexit = False
 
     def _let_go(self, address: int, size: int) -> None:

@@ -52,6 +52,7 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
             reason = f"its step raises {reason_of(error)}"
             continue
         try:
+            # Unequal shares: halves would hide a step that gives all shares the same weight.
             shared = _run_backward(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
             return f"{NO_SHARE} {reason_of(error)}"

@@ -223,7 +223,7 @@ class Cpu(Backend):
 
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Return a clone."""
-        return tensor.clone(), PassedEvent()
+        return tensor.clone(), PassedEvent()  # its memory may be overwritten before the copy is read
 
     def stamp(self) -> TimedEvent:
         """Return an event with the host's time."""

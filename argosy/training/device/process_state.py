@@ -240,6 +240,7 @@ class ProcessState:
             else:
                 os.environ[name] = value
         if "TZ" in self.environment:
+            # The C library reads the variable only then.
             time.tzset()
         self._replace()
         self._hold()
@@ -267,6 +268,7 @@ class ProcessState:
     def _hold(self) -> None:
         for setting in SETTINGS:
             setting.hold(self.settings[setting.name])
+        # Appended in their order, because `filterwarnings` puts a filter before all others.
         warnings.resetwarnings()
         for action, message, category, module, line in self.filters:
             warnings.filterwarnings(action, message, category, module, line, append=True)
@@ -278,6 +280,7 @@ def preserve_process_state() -> Iterator[None]:
     with preserve_random_states():
         before, threads = ProcessState._found(), torch.get_num_threads()
         try:
+            # The script may have started the run inside no_grad() or inference_mode().
             with torch.inference_mode(False), torch.enable_grad():
                 yield
         finally:

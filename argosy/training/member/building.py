@@ -60,6 +60,7 @@ def build_member(
         several = member.optimizers is not None
         optimizer, schedule = build_own_optimizers(own, model) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
+    # Draws in these checks do not count: they may call the factory once more.
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
         ensure_own_memory(model, member.model)

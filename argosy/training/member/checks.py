@@ -204,6 +204,7 @@ def check_step_updates(member: Member, model: nn.Module, optimizers: Iterable[to
     stepped: list[bool] = []
     hooks = [one.register_step_post_hook(lambda *_: stepped.append(True)) for one in optimizers]
     weights = list(model.parameters())
+    # Sums, because copies would need as much memory as the weights.
     before = [weight.detach().sum() for weight in weights]
     try:
         yield

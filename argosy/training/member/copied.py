@@ -93,6 +93,7 @@ def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
     if not any(map(_shares_memory, weights)):
         return
     again = build()
+    # 0 is the address of empty and of sparse tensors.
     places = {_address(tensor) for tensor in (*again.parameters(), *again.buffers())} - {0}
     for weight in weights:
         if _address(weight) in places:

@@ -133,6 +133,7 @@ class LiveMember:
         """Start to cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         carried, self._carried = self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
+            # First: the best weights may be averaged ones, which the end of an epoch changes.
             self.best.keep()
             self.average.end_epoch(self.epoch - 1)
         self.cutting.begin_epoch(orders, stream_epoch)
@@ -226,6 +227,7 @@ class LiveMember:
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
         if ends_epoch:
+            # With the raw objective, before `_choose` replaces it: an average must not change how the weights are trained.
             self.step_schedule(metrics[self.objective])
         if self.average is not None:
             self._choose(metrics)
@@ -316,6 +318,7 @@ class LiveMember:
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
         weights = self.weights.read()
+        # A resumed member repeats the validation that is under way, so it needs the buffers from before it.
         weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
         return {
             "model": weights,

@@ -47,6 +47,7 @@ def explain_lone_sample(member: Member, error: Exception) -> None:
 
 def _layer_of(model: nn.Module, error: Exception) -> str:
     """Describe the innermost layer that raised in its forward pass, and its input; return an empty string if unknown."""
+    # The last frame of a forward pass in the traceback is the innermost one.
     names, found, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
     while link is not None:
         frame, link = link.tb_frame, link.tb_next

@@ -151,6 +151,7 @@ class RunningAverage:
         """Let the network hold the averaged weights and the average's buffers inside."""
         mode = self._model.training
         self._switch(True)
+        # By `data`: optimizers refer to the parameters themselves, which stay the same objects.
         own, buffers = [weight.data for weight in self.weights], [table[key] for table, key, _ in self._places]
         try:
             _put(self.values, self.weights)

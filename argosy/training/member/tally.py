@@ -55,6 +55,7 @@ class Tally:
         self.fetch()
         self.rows += rows
         self.digest = self.digest.plus(digest)
+        # After `fetch`, because earlier batches come first in the sum.
         self._coming.append(PendingSums(name, totals, event, self.rows))
 
     @property
@@ -88,6 +89,7 @@ class Tally:
             event.synchronize()
             self._told = rows
             total = self._sums.get(name, 0.0)
+            # Added one by one: the sum must not depend on how many batches were fetched together.
             for of_batch in totals.tolist():
                 total += of_batch
             self._sums[name] = total

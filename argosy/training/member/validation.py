@@ -171,7 +171,7 @@ class Validation:
                 "(outputs, targets)."
             )
         if hasattr(made, "reset"):
-            made.reset()
+            made.reset()  # the object that was given may have been updated before
         if isinstance(made, nn.Module):
             made.to(self.backend.device)
         return made

@@ -213,7 +213,7 @@ def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, 
 
 def _blocks(weight: Tensor) -> slice:
     first = int(weight.storage_offset()) // BLOCK
-    return slice(first, first - (-weight.numel() // BLOCK))
+    return slice(first, first - (-weight.numel() // BLOCK))  # rounded up
 
 
 def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:

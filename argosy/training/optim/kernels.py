@@ -118,6 +118,7 @@ class Kernel:
         moves = [RULES[tile.kind].ready(tile, gradients[:, tile.columns]) for tile in self._tiles]
 
         def move() -> None:
+            # First: torch's fused kernels take counts that include this step.
             self.note_step()
             for of_tile in moves:
                 of_tile()

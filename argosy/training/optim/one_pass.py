@@ -104,6 +104,7 @@ def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *,
 
     def move() -> None:
         count()
+        # The kernel takes counts that include this step.
         kernel(weights, gradients, first, second, [], steps, **adam_numbers(group))
 
     return move

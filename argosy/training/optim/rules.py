@@ -217,6 +217,7 @@ def _muon_numbers(tile: Tile, count: int) -> Numbers:
 def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     fresh, momentum, decay, *rates = numbers.unsqueeze(2).unbind(1)
     group, mean = tile.groups[0], tile.state["momentum_buffer"]
+    # All memory is allocated here, before the step changes anything.
     moved = torch.lerp(mean, gradients, fresh)
     ways = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
     updates = [
@@ -278,6 +279,7 @@ def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], n
         for row, own in enumerate(numbers):
             rows.setdefault(tuple(own.values()), []).append(row)
         cut = [_cut(tile, matrix) for matrix in (tile.weights, *(tile.state[name] for name in names))]
+        # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
         steps = [tile.state["step"][:, 0].unbind()] * len(cut[0]) if "step" in tile.state else []
         made = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
         tile.alike = numbers, [own._replace(tensors=[*map(own.of, cut)], steps=own.of(steps)) for own in made]

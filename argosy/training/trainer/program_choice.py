@@ -334,6 +334,7 @@ class ProgramChoice:
         parts: Sequence[Sequence[AssignedMember]],
     ) -> None:
         """Replace instances by new ones of these parts, or by one per member if a program cannot be made."""
+        # Old programs are released before new ones are made: they give members' tensors memory of their own again.
         at = self._instances.index(instances[0])
         for instance in instances:
             instance.program.release()

@@ -363,6 +363,7 @@ class Trainer:
             began = self.guard(start.member, partial(self._start, start), again=True)
             if began is not None and self.assigned[start.member].leads:
                 started.append(began)
+        # What was built for this assignment is assigned by now, or not wanted any more.
         self.trials.forget(assignment_of_its_own=True)
         self.copies.member_assigned()
         # A block at hand is of an earlier assignment, and no member has steps left on it: a rank does not wait until the first rank has saved.

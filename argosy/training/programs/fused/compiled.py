@@ -86,6 +86,7 @@ class Pass:
         with warnings.catch_warnings(action="ignore"):  # torch's own
             from torch import _inductor  # takes seconds, so only when something is compiled
 
+            # As in `PerMemberDraws`: torch's fast attention kernels are not vectorised over members.
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
                 graph = make_fx(vmap(self.derive_one, in_dims=tuple(places), randomness="error"))(*inputs)
             how = {"config_patches": {"compile_threads": 1}}

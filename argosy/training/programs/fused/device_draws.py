@@ -53,6 +53,7 @@ class DeviceDraws:
         """Write the seeds and offsets of the coming step to static memory."""
         stale = self._number >= len(self._coming)
         for row, state in enumerate(self._states):
+            # By identity: a state is replaced when it is drawn from or set, and never written into.
             if state.device_state is not self._seen[row]:
                 self._seen[row], stale = state.device_state, True
                 self._next[row] = state.device_state.view(torch.int64)

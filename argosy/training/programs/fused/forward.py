@@ -124,6 +124,7 @@ class Forward:
                 found = {name: self._held(name) for name in buffers}
             finally:
                 self._hold(self._own)
+            # In lists from outside, because a vectorised function returns tensors only.
             moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
             parts, tree = flatten(output)
             for part in parts:
@@ -136,6 +137,7 @@ class Forward:
         with self.autocast():
             made = vectorise(of_one, (*weights.values(), *buffers.values(), *own_data))
             with torch.no_grad():
+                # They come last, behind losses and output.
                 for name in reversed(moved):
                     buffers[name].copy_(made.pop())
             own = [] if member.step is None and member.loss is None else [made.pop(0)]

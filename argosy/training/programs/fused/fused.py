@@ -75,6 +75,7 @@ class Fused(ProgramOfSeveral):
         kinds: dict[Any, list[LiveMember]] = {}
         for live in lives:
             kinds.setdefault(optimizer_kind(live.optimizer), []).append(live)
+        # A kernel steps adjacent rows.
         ordered = [live for alike in kinds.values() for live in alike]
         models = [live.model for live in ordered]
         forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
@@ -93,6 +94,7 @@ class Fused(ProgramOfSeveral):
 
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
+        # A forward pass changes buffers, such as running statistics; `undo` restores them.
         self._buffers = {name: buffer.clone() for name, buffer in self.parameter_buffer.buffers.items()}
         super().begin(batch)
 

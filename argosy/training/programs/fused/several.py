@@ -166,6 +166,7 @@ class ProgramOfSeveral(ABC):
             else:
                 self._check_labels()
                 self._validated.record()
+                # After `record`: members add these batches themselves, and sums keep the order of the sequence.
                 for row, own_batch in self._with_batch(lockstep):
                     with self._own(row), self._states[row].active(), self._outside(row):
                         self.members[row].model.eval()
@@ -183,6 +184,7 @@ class ProgramOfSeveral(ABC):
     def release(self) -> None:
         """Implement `Program.release`."""
         for live in self.members:
+            # Members share cutters while they are one program.
             live.cutter, live.val_cutter = deepcopy(live.cutter), deepcopy(live.val_cutter)
         self._lockstep, self._before = (), None
         self._foreseen.clear()
@@ -254,6 +256,7 @@ class ProgramOfSeveral(ABC):
     def _finish_apart(self) -> int:
         """Step each member that has a batch alone; returns the number of samples."""
         self.made.record()
+        # `record` comes first, so that losses are summed in the order of the sequence.
         samples = 0
         for row, batch in self._with_batch(self._lockstep):
             with self._own(row), self._states[row].active(), self._outside(row):

@@ -259,6 +259,7 @@ class WavePass:
         """Whether masks cover whole products (`Product.masked`)."""
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
         sizes = [0 if group.first else group.weights.shape[0] * length * group.weights.shape[2] for group in groups]
+        # Ones, because masks of whole products also cover rows that do not drop out.
         self._drawn_into = like.new_ones(sum(sizes)) if self._whole else like.new_empty(sum(sizes))
         masks = [
             memory.view(len(group.weights), -1, group.weights.shape[2]) if len(memory) else memory
@@ -363,6 +364,7 @@ class Waves:
         waves: list[dict[tuple[Any, ...], list[tuple[int, int]]]] = [{} for _ in range(depth)]
         for member, own in enumerate(layers):
             for number, layer in enumerate(own):
+                # All last layers are in the last wave, so that one call computes the losses.
                 wave = waves[number if number < len(own) - 1 else -1]
                 alike = (*layer.linear.weight.shape, layer.linear.bias is None, number == 0)
                 wave.setdefault(alike, []).append((member, number))

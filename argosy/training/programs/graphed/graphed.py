@@ -139,6 +139,7 @@ class Graphed:
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
+        # A schedule that is stepped after every batch may change settings, so that the next numbers are computed anew.
         if not self._scheduled:
             self._static_inputs.note_step()
         if self._whole.draws is not None:
@@ -244,6 +245,7 @@ class Graphed:
         replayed = self._record(data)
         try:
             random.set_generators(mark)
+            # Both steps begin at one random state and at the same weights.
             replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
             copy_into(before, moving)
@@ -260,6 +262,7 @@ class Graphed:
         return totals
 
     def _record(self, data: PackInputs) -> Replayed[Tensor]:
+        # Zeros, as for samples: a recording must not depend on the values that it was made with.
         self._static_inputs.forget()
         device = self._whole.parameter_buffer.weights.device
         replayed = Replayed.record(self._recorder, data, device, self._operators)

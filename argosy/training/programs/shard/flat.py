@@ -60,6 +60,7 @@ class FlatGradient:
         self._figures.copy_(copy_to_device(figures, self._figures.device))
         if losses is not None:
             total = losses.double().sum()
+            # In float32 one part cannot hold all digits.
             high = total.to(self._figures.dtype)
             self._figures[self._losses] = torch.stack((high.double(), total - high)).to(self._figures)
 

@@ -84,6 +84,7 @@ class Shard:
 
     def begin(self, batch: Batch) -> None:
         """Compute the share's gradient and start to sum it. The block is not needed afterwards."""
+        # Without samples, whose block would otherwise keep its slot until the finish.
         self._batch, self._part_rows = batch._replace(data=None), 0
         if not batch.rows:
             return
@@ -103,6 +104,7 @@ class Shard:
         if self._sum is not None:
             self._sum = None
             losses, digest = self._flat.take()
+            # Shares that overlap, or leave something out, would train silently.
             assert digest == batch.digest, "the ranks have not stepped on the batch together"
             mean = torch.tensor(losses / batch.rows, dtype=torch.float64)
             self._solo.step()
