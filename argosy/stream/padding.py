@@ -61,7 +61,7 @@ def pad_sample(sample: Any, ragged: Any) -> Any:
         return _padded_leaf(sample, ragged)
     if isinstance(ragged, Mapping):
         if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
-            raise _unlike(sample, ragged)
+            raise _misfit(sample, ragged)
         found = {key: pad_sample(value, ragged.get(key)) for key, value in sample.items()}
         lengths = {key: one for key, one in ragged.items() if isinstance(one, Ragged)}
         masks = {one.mask: Mask(found[key].length) for key, one in lengths.items() if one.mask is not None}
@@ -72,7 +72,7 @@ def pad_sample(sample: Any, ragged: Any) -> Any:
             )
         return found | masks
     if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
-        raise _unlike(sample, ragged)
+        raise _misfit(sample, ragged)
     parts = [pad_sample(value, one) for value, one in zip(sample, ragged, strict=True)]
     return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
 
@@ -119,7 +119,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
     return leaves[0]
 
 
-def _unlike(sample: Any, ragged: Any) -> UnfitSample:
+def _misfit(sample: Any, ragged: Any) -> UnfitSample:
     return UnfitSample(
         f"has the structure {format_structure(flatten(sample)[1])}, Data.ragged {format_structure(flatten(ragged)[1])}. Give "
         "Data.ragged the structure of a sample, with None for parts of fixed shape."

@@ -113,7 +113,7 @@ def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> BatchL
     order = packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0)
     (block,) = packs.blocks(order, packs.TRAIN, arrays=packs.samples(torch.float32)[0])
     admission = admit(lives, block)
-    (lengths,) = (*admission.packs.values(), *admission.unlike.values())
+    (lengths,) = (*admission.packs.values(), *admission.grouped.values())
     fused = Fused.of(lives, lengths=lengths)
     found = packs.train(fused, epochs, dtype=torch.float32, **how)
     fused.release()

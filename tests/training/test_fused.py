@@ -187,7 +187,7 @@ def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(na
         f"a step changes its {name}, which is not a buffer"
     )
     unlike = [member(f"m{n}", model=partial(packs.mlp, hidden=4 + n), metrics={}, **{name: shared}) for n in range(5)]
-    assert not packs.admission(unlike).unlike
+    assert not packs.admission(unlike).grouped
 
 
 class Outside(nn.Module):

@@ -71,7 +71,7 @@ def test_members_like_each_other_are_one_program_beside_others() -> None:
     members = [*pack(packs.mlp, 4), *(replace(member, name=f"odd{n}") for n, (member, _) in enumerate(ODD.values()))]
     found = admission(members)
     assert tuple(found.packs) == (("m0", "m1", "m2", "m3"),)
-    assert tuple(found.unlike) == (("odd0", "odd4"),)
+    assert tuple(found.grouped) == (("odd0", "odd4"),)
     for number, (kind, (_, reason)) in enumerate(ODD.items()):
         assert number in (0, 4) or reason in found.alone[f"odd{number}"], kind
     alone = admission([member for member in members if member.name != "odd4"])

@@ -107,8 +107,8 @@ def test_they_have_the_bits_of_each_alone_where_they_were_found() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy's schedule has not wrapped its step
         admission = admit(lives, block)
-    assert tuple(admission.unlike) == (tuple(UNLIKE),) and not admission.alone, admission
-    lengths = admission.unlike[tuple(UNLIKE)]
+    assert tuple(admission.grouped) == (tuple(UNLIKE),) and not admission.alone, admission
+    lengths = admission.grouped[tuple(UNLIKE)]
     assert lengths is not None and 16 in lengths.train
     for live in alone:
         packs.train(Solo(live), 3, dtype=torch.float32)
@@ -222,15 +222,15 @@ def test_members_remain_in_programs_of_their_sort() -> None:
     odd = packs.member("odd", model=partial(mlp, (40,), nn.ReLU()), dtype=torch.float32, batch_size=8)
     lives = [packs.live(member) for member in (*few, *many, odd)]
     found = admit(lives, block)
-    assert tuple(found.unlike) == (("m0", "m1", "m2", "odd"),) and tuple(found.packs) == (
+    assert tuple(found.grouped) == (("m0", "m1", "m2", "odd"),) and tuple(found.packs) == (
         ("n0", "n1", "n2", "n3", "n4"),
     )
     later = admit(lives, block, before={"m0": False, "odd": True, "n0": True})
     assert tuple(later.packs) == (("m0", "m1", "m2"), ("n1", "n2", "n3", "n4"))
-    assert tuple(later.unlike) == (("n0", "odd"),)
+    assert tuple(later.grouped) == (("n0", "odd"),)
     # Any one member that was stepped before is enough: the others of its program may have ended.
-    assert tuple(admit(lives[:3], block, before={"m2": True}).unlike) == (("m0", "m1", "m2"),)
-    assert tuple(admit(lives, block, single=True).unlike) == ()
+    assert tuple(admit(lives[:3], block, before={"m2": True}).grouped) == (("m0", "m1", "m2"),)
+    assert tuple(admit(lives, block, single=True).grouped) == ()
 
 
 @pytest.mark.parametrize(

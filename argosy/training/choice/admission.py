@@ -21,7 +21,7 @@ __all__ = ["Admission", "PassedChecks", "admit"]
 CHECKED_MEMBERS = 4
 """Members of a pack that are checked. A few suffice because all share one forward pass, and copies take memory."""
 FEW_ALIKE = 4
-"""Fewer members of one architecture than this join a program of unlike members."""
+"""Fewer members of one architecture than this join a program of different members."""
 Alike = Mapping[Fingerprint, Sequence[LiveMember]]
 
 
@@ -32,7 +32,7 @@ class PassedChecks:
     fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
     """By fingerprint, for members of one architecture."""
     grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
-    """For unlike members, by what they have in common and a layer."""
+    """For different members, by what they have in common and a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,8 @@ class Admission:
     packs: Mapping[tuple[str, ...], BatchLengths | None]
     """Members that may be fused, also single ones if `single` was given, with the batches that their program makes as one with the
     bits of each member alone; None if results are equal up to rounding."""
-    unlike: Mapping[tuple[str, ...], BatchLengths | None]
-    """Unlike members that may be one program, likewise."""
+    grouped: Mapping[tuple[str, ...], BatchLengths | None]
+    """Different members that may be one program, likewise."""
     alone: Mapping[str, str]
     """Members that must stay alone, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
@@ -62,20 +62,20 @@ def admit(
     """Check which of these members may be one program, on a block of training samples; the members stay unchanged.
 
     Entries of `admitted` are not checked again, and passed checks are added to it. With `single`, a member alone in its fingerprint is
-    checked too, and unlike members are not. Without `pairs`, two members with single-pass optimizers are not checked. `before` maps
-    members that were in such a program to whether it was one of unlike members; they stay in a program of that sort.
+    checked too, and different members are not. Without `pairs`, two members with single-pass optimizers are not checked. `before` maps
+    members that were in such a program to whether it was one of different members; they stay in a program of that sort.
     """
     admitted = PassedChecks() if admitted is None else admitted
     alike, reasons = _by_fingerprint(lives)
-    packs, unlike = (dict[tuple[str, ...], BatchLengths | None]() for _ in range(2))
+    packs, grouped = (dict[tuple[str, ...], BatchLengths | None]() for _ in range(2))
     failed: dict[tuple[str, ...], str] = {}
-    for several in () if single else _unlike(alike, before or {}):
+    for several in () if single else _groups(alike, before or {}):
         names, tried = _names(several), _check_grouped(several, block, admitted.grouped)
         if tried.reason is None:
-            unlike[names] = tried.lengths
+            grouped[names] = tried.lengths
         else:
             failed[names] = tried.reason
-    alike = _without({name for names in unlike for name in names}, alike)
+    alike = _without({name for names in grouped for name in names}, alike)
     for fingerprint, pack in alike.items():
         names = _names(pack)
         if len(pack) == 1:
@@ -93,7 +93,7 @@ def admit(
             reasons |= dict.fromkeys(names, tried.reason)
         if tried.failed:
             failed[names] = tried.reason
-    return Admission(packs=packs, unlike=unlike, alone=reasons, failed=failed)
+    return Admission(packs=packs, grouped=grouped, alone=reasons, failed=failed)
 
 
 def _names(lives: Iterable[LiveMember]) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def _why_alone(fingerprint: Fingerprint, alike: Alike) -> str:
     return "no other member could be fused with it"
 
 
-# ---- like members
+# ---- members of one architecture
 
 
 def _check_fused(
@@ -151,10 +151,10 @@ def _check_fused(
     return attempt
 
 
-# ---- unlike members
+# ---- different members
 
 
-def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveMember]]:
+def _groups(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveMember]]:
     """Yield members that `Grouped` may step: those that it stepped before, and new ones that are few of their architecture."""
     found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
@@ -171,7 +171,7 @@ def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
 
 
 def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> CheckOutcome:
-    """Check enough of these unlike members to cover each layer that is not in `admitted`; layers that pass are added there."""
+    """Check enough of these different members to cover each layer that is not in `admitted`; layers that pass are added there."""
     layers = {live.member.name: [(grouping_key(live), layer) for layer in layer_sort_key(live.model)] for live in lives}
     fresh, known = list[LiveMember](), set(admitted)
     for live in lives:

@@ -120,7 +120,7 @@ def _compare_steps(
         fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
         return CheckOutcome.of("as one program it", error, len(lives))
-    # The layers of unlike members are plain and have no other effects.
+    # The layers of different MLPs are plain and have no other effects.
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]

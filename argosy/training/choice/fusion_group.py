@@ -47,7 +47,7 @@ SECONDS = 0.25
 
 Item = TypeVar("Item")
 Kind = Literal["plain", "graphed", "compiled", "grouped"]
-"""How a program makes its steps: operator by operator, captured, by code compiled for its architecture, or, for unlike members,
+"""How a program makes its steps: operator by operator, captured, by code compiled for its architecture, or, for different members,
 grouped (and captured if possible)."""
 
 

@@ -1,4 +1,4 @@
-"""Interface of Argosy's own kernels (`argosy.training.device.own_kernels`): dropout masks, and optimizer steps of unlike members."""
+"""Interface of Argosy's own kernels (`argosy.training.device.own_kernels`): dropout masks, and optimizer steps of different members."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""Argosy's own kernels, for work that torch would launch once per member: dropout masks, and optimizer steps of unlike members.
+"""Argosy's own kernels, for work that torch would launch once per member: dropout masks, and optimizer steps of different members.
 
 They are written in Triton, which torch's CUDA builds include, and can be captured. Without Triton, or if its numbers differ from those
 that this version of torch draws, members draw and step one after another.

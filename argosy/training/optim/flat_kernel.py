@@ -1,4 +1,4 @@
-"""Optimizer steps of unlike members on an accelerator: torch's SGD, Adam, AdamW and Muon, in one kernel for all weights of all members.
+"""Optimizer steps of different members on an accelerator: torch's SGD, Adam, AdamW and Muon, in one kernel for all weights of all members.
 
 Weights, gradients and moments are one tensor each, in which every block belongs to one weight (`argosy.training.device.own_kernels`).
 Muon's matrices of one shape are orthogonalized together if they are adjacent. Hyper-parameters are read from the members' own

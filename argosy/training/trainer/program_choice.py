@@ -105,7 +105,7 @@ class ProgramChoice:
             before = _earlier_groups(instances)
             admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs, before=before)
         self._check_device("its members were tried as one program")
-        for names, lengths in (*admission.packs.items(), *admission.unlike.items()):
+        for names, lengths in (*admission.packs.items(), *admission.grouped.items()):
             members = [instance for instance in instances if instance.names[0] in names]
             alike = names in admission.packs
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
@@ -152,7 +152,7 @@ class ProgramChoice:
         """Give the group the choices of earlier runs for its members; if they differ, that of the first member by name is used."""
         members = sorted(_assigned(self._of(fusion_group)), key=lambda one: one.name)
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
-        # For unlike members stepped alone, it is unknown whether their steps were captured.
+        # For different members stepped alone, it is unknown whether their steps were captured.
         alone = fusion_group.alike or tuple(fusion_group.kinds) == (ALONE.kind,)
         fusion_group.chosen = {
             found.members: ProgramCandidate(found.size, kind) if found.size > 1 or kind != "grouped" else ALONE
@@ -365,7 +365,7 @@ def _may_be_captured(instance: ProgramInstance) -> bool:
 
 
 def _earlier_groups(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
-    """Return the members that were in a fusion group before, here or according to the journal, and whether it was of unlike members."""
+    """Return the members that were in a fusion group before, here or according to the journal, and whether it was of different ones."""
     found = {}
     for instance in instances:
         for assigned in instance.assignment:

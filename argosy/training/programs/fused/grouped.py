@@ -1,4 +1,4 @@
-"""The program of several unlike MLPs: one pass by `waves`, and a step of each member's own optimizer.
+"""The program of several different MLPs: one pass by `waves`, and a step of each member's own optimizer.
 
 Depth, widths, activations, dropout rates and optimizers may differ; batches, losses and the number of outputs must be the same.
 """
@@ -26,7 +26,7 @@ __all__ = ["Grouped", "grouping_key"]
 
 
 def grouping_key(live: LiveMember) -> Any:
-    """Return what members must have in common to be one program of unlike MLPs; None if a member can be in no such program."""
+    """Return what members must have in common to be one program of different MLPs; None if a member can be in no such program."""
     member, layers = live.member, layers_of(live.model)
     plain = member.step is None and member.augment is None and member.accumulate == 1 and member.average is None
     device = live.backend.device
@@ -44,7 +44,7 @@ OF_EACH = 32
 
 
 class Grouped(ProgramOfSeveral):
-    """The `ProgramOfSeveral` for unlike MLPs."""
+    """The `ProgramOfSeveral` for different MLPs."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)

@@ -1,4 +1,4 @@
-"""The linear layers of unlike MLPs, in waves: all layers of one shape at one depth are one product of stacked matrices.
+"""The linear layers of different MLPs, in waves: all layers of one shape at one depth are one product of stacked matrices.
 
 Nothing is padded or copied between two layers: the activation behind a layer writes directly into the input of the next layer's
 product. Gradients are written where optimizers find them. All last layers are one wave, so that one call computes the losses.

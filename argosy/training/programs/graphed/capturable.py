@@ -9,7 +9,7 @@ from argosy.training.optim.kernels import optimizer_kind
 from argosy.training.programs.fused.fingerprint import obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
-from argosy.training.programs.graphed.several import Several, Unlike
+from argosy.training.programs.graphed.several import OfFused, OfGrouped
 from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import Program
@@ -55,8 +55,8 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
 def as_whole(program: Program[Any]) -> Whole:
     """Return the adapter of a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
     if isinstance(program, Fused):
-        return Several(program)
+        return OfFused(program)
     if isinstance(program, Grouped):
-        return Unlike.of(program)
+        return OfGrouped.of(program)
     assert isinstance(program, Solo)
     return Single.of(program)

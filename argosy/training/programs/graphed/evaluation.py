@@ -1,6 +1,6 @@
 """Captured evaluations: several members' pass over validation samples, captured once and replayed.
 
-A pass of 64 unlike networks launches hundreds of kernels one by one; a replay is a single launch.
+A pass of 64 different networks launches hundreds of kernels one by one; a replay is a single launch.
 
 Contract. The results are those of `ProgramOfSeveral.evaluated`. That method computes batches of another form. It computes all
 batches if a pass cannot be captured: members draw random numbers, the host reads a value, the captured pass would hold much

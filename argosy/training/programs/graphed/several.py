@@ -21,7 +21,7 @@ from argosy.training.programs.fused.recorded import UnrecordedSteps
 from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 
-__all__ = ["OfSeveral", "Several", "Unlike"]
+__all__ = ["OfFused", "OfGrouped", "OfSeveral"]
 
 
 class OfSeveral:
@@ -61,7 +61,7 @@ class OfSeveral:
         return again
 
 
-class Several(OfSeveral):
+class OfFused(OfSeveral):
     """The `Whole` of a `Fused` program."""
 
     def __init__(self, fused: Fused) -> None:
@@ -97,13 +97,13 @@ class Several(OfSeveral):
 
 
 class AsOneRow(NamedTuple):
-    """The weights of unlike members as one row."""
+    """The weights of different members as one row."""
 
     weights: Tensor
     buffers: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Unlike(OfSeveral):
+class OfGrouped(OfSeveral):
     """The `Whole` of a `Grouped` program."""
 
     def __init__(self, grouped: Grouped, kernel: FlatKernel) -> None:
@@ -113,7 +113,7 @@ class Unlike(OfSeveral):
         """The kernel of all members."""
 
     @classmethod
-    def of(cls, grouped: Grouped) -> "Unlike":
+    def of(cls, grouped: Grouped) -> "OfGrouped":
         """Move the optimizers' states next to the weights. Raises Uncaptured if some of a member's weights have made fewer steps than others."""
         kernel = FlatKernel.of([live.optimizer for live in grouped.members], not_none(grouped.waves.memory))
         if kernel is None:
