@@ -109,20 +109,20 @@ def _run_exchange(connection: Connection, ring: Ring, team: Team) -> int:
     os.environ.setdefault(
         "GLOO_SOCKET_IFNAME", "lo"
     )  # for nodes of one machine; workers of a run on several have set it
-    say = _FeederConnection(connection)
+    feeder = _FeederConnection(connection)
     try:
         _store = _join_team(team)  # torch alone would not keep it alive
         if team.sharing is None:
-            say(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
+            feeder.send(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
-        ways = _broadcast_queues(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
+        queues = _broadcast_queues(PIPELINES[team.sharing](team.nodes, team.preparing), ring, feeder)
         while True:
             order: Transfer = connection.recv()
-            ways[order.hops[0].group].start(order)
+            queues[order.hops[0].group].start(order)
     except (EOFError, OSError):
         return 0  # the feeder is gone
     except Exception as error:  # process boundary: report any error to the feeder
-        say(ExchangeFailed(_format_error(error)))
+        feeder.send(ExchangeFailed(_format_error(error)))
         return 1
 
 
@@ -133,7 +133,8 @@ class _FeederConnection:
         self.connection = connection
         self.lock = threading.Lock()
 
-    def __call__(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
+        """Send a message, unless the feeder is gone."""
         with self.lock, contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -141,11 +142,11 @@ class _FeederConnection:
 class _BroadcastQueue:
     """One group. Its broadcasts are started in the order of their blocks, several in progress at a time, and end in that order."""
 
-    def __init__(self, group: Any, ring: Ring, say: _FeederConnection, ways: "list[_BroadcastQueue]") -> None:
+    def __init__(self, group: Any, ring: Ring, feeder: _FeederConnection, queues: "list[_BroadcastQueue]") -> None:
         self.group = group
         self.ring = ring
-        self.say = say
-        self.ways = ways
+        self.feeder = feeder
+        self.queues = queues
         self.under_way: SimpleQueue[tuple[Any, Transfer]] = SimpleQueue()
         threading.Thread(target=self._wait, daemon=True).start()
 
@@ -160,11 +161,11 @@ class _BroadcastQueue:
                 work, order = self.under_way.get()
                 work.wait()
                 rest = order.hops[1:]
-                self.say(HopDone(order.slot, len(rest)))
+                self.feeder.send(HopDone(order.slot, len(rest)))
                 if rest:
-                    self.ways[rest[0].group].start(order._replace(hops=rest))
+                    self.queues[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: after any error the exchange is useless
-            self.say(ExchangeFailed(_format_error(error)))
+            self.feeder.send(ExchangeFailed(_format_error(error)))
             os._exit(1)
 
 
@@ -180,10 +181,10 @@ def _groups(pipeline: Pipeline) -> list[Any]:
     return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
 
 
-def _broadcast_queues(pipeline: Pipeline, ring: Ring, say: _FeederConnection) -> list[_BroadcastQueue]:
-    ways: list[_BroadcastQueue] = []
-    ways += [_BroadcastQueue(group, ring, say, ways) for group in _groups(pipeline)]
-    return ways
+def _broadcast_queues(pipeline: Pipeline, ring: Ring, feeder: _FeederConnection) -> list[_BroadcastQueue]:
+    queues: list[_BroadcastQueue] = []
+    queues += [_BroadcastQueue(group, ring, feeder, queues) for group in _groups(pipeline)]
+    return queues
 
 
 def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float, float]:

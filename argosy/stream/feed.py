@@ -90,7 +90,7 @@ class _Feeder:
             watch=lambda loader: self._watch(loader.connection, partial(self.preparation.receive, loader)),
             forget=lambda loader: self.selector.unregister(loader.connection),
         )
-        self._since = self._told = time.monotonic()
+        self._since = self._reported_at = time.monotonic()
 
     def run(self, said: Iterable[Any]) -> None:
         """Execute the driver's commands, those in `said` first, until it sends Exit or closes the connection."""
@@ -342,8 +342,8 @@ class _Feeder:
         self._since += elapsed
         if self.course.assignments:
             gauge.note(queues, elapsed, flowing=self.flowing)
-        if self.course.assignments and self._since - self._told > REPORT_SECONDS:
-            self._told, gauge.loaders = self._since, len(self.preparation.loaders)
+        if self.course.assignments and self._since - self._reported_at > REPORT_SECONDS:
+            self._reported_at, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(FeederProgress(gauge=gauge.to_json()))
 
     def _watch(self, source: Peer | Connection, handler: Callable[[], None]) -> None:

@@ -135,8 +135,8 @@ class Listener:
             self._accept_calls()
         for silent, caller in list(self._callers.items()):
             if time.monotonic() - caller.since > PATIENCE_SECONDS:
-                said = f"did not prove the run's key within {PATIENCE_SECONDS:g} s"
-                self._disconnect(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
+                why = f"did not prove the run's key within {PATIENCE_SECONDS:g} s"
+                self._disconnect(silent, why if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
     def serve(self, over: threading.Event, receive: Callable[[Peer], bool], *, tick_seconds: float) -> None:
@@ -227,7 +227,7 @@ class Listener:
             why = "calls with a certificate, but this end has none"
         self._forget(connection)
         connection.close()
-        self._refused(f"{_words(caller.where)} {why}")
+        self._refused(f"{_format_address(caller.where)} {why}")
 
     def _forget(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
@@ -236,13 +236,13 @@ class Listener:
 
 def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal | None = None) -> Peer:
     """Call a listener under a name (at most 255 bytes). Raises WorkerError if no process answers with the right key in time."""
-    words = name.encode()
-    if len(words) > LONGEST_NAME:
+    encoded = name.encode()
+    if len(encoded) > LONGEST_NAME:
         raise WorkerError(
-            f"the caller's name {name[:20]!r}… has {len(words)} bytes; at most {LONGEST_NAME} are possible. Shorten it."
+            f"the caller's name {name[:20]!r}… has {len(encoded)} bytes; at most {LONGEST_NAME} are possible. Shorten it."
         )
     caller, deadline = socket.socket(socket.AF_INET, socket.SOCK_STREAM), time.monotonic() + seconds
-    greeting = os.urandom(NONCE) + bytes([len(words)]) + words
+    greeting = os.urandom(NONCE) + bytes([len(encoded)]) + encoded
     try:
         caller.settimeout(seconds)
         caller.connect(address)
@@ -253,19 +253,19 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal 
         if not hmac.compare_digest(proof, _make_proof(key, b"called", nonce, greeting)):
             caller.close()
             raise WorkerError(
-                f"{name}: authentication failed: the process at {_words(address)} does not have this run's key. "
+                f"{name}: authentication failed: the process at {_format_address(address)} does not have this run's key. "
                 "Run the same command again."
             )
         caller.sendall(_make_proof(key, b"caller", nonce, greeting))
     except OSError as error:
         caller.close()
         raise WorkerError(
-            f"{name}: the call to {_words(address)} failed: {error}. Run the same command again."
+            f"{name}: the call to {_format_address(address)} failed: {error}. Run the same command again."
         ) from error
     return Peer(caller, _framing(caller, key, nonce, greeting, own=b"caller", other=b"called"))
 
 
-def _words(address: Address) -> str:
+def _format_address(address: Address) -> str:
     return f"{address[0]} port {address[1]}"
 
 

@@ -82,9 +82,9 @@ def open_for(
         given = data()
         return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept), shards=shards)
     before = list_unforkable()
-    empty, word = _Standby.fork()
-    if word is not None:
-        return _lazy_sources(data, word, seed=seed, heartbeat=heartbeat)
+    empty, message = _Standby.fork()
+    if message is not None:
+        return _lazy_sources(data, message, seed=seed, heartbeat=heartbeat)
     given = data()
     splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
@@ -99,30 +99,30 @@ def open_for(
         return splits
     if _has_opened(before):
         empty.take_over(learn()[1], hang_up)
-    loaded, word = _Standby.fork()
-    if word is not None:
+    loaded, message = _Standby.fork()
+    if message is not None:
         return {
             name: split
-            if (facts := word.facts[name]) is None
+            if (facts := message.facts[name]) is None
             else make_source(split, name, facts, given, seed=seed, heartbeat=heartbeat)
             for name, split in splits.items()
         }
-    sources, word = learn()
+    sources, message = learn()
     empty.end()
     if _has_opened(before):
-        loaded.take_over(word, hang_up)
+        loaded.take_over(message, hang_up)
     loaded.end()
     return sources
 
 
-def _lazy_sources(data: Callable[[], Data], word: _Message, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
+def _lazy_sources(data: Callable[[], Data], message: _Message, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
     """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened immediately."""
     own = cache(data)  # still empty when loader workers are forked: each unpacks the data once for all splits
     return {
         name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
         if facts is None
-        else make_lazy_source(name, facts, own, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
-        for name, facts in word.facts.items()
+        else make_lazy_source(name, facts, own, seed=seed, skip_errors=message.skip_errors, heartbeat=heartbeat)
+        for name, facts in message.facts.items()
     }
 
 
@@ -140,7 +140,7 @@ class _Standby:
 
     @classmethod
     def fork(cls) -> "tuple[_Standby, _Message | None]":
-        """Fork a waiting copy of this process. In this process the word is None; in a spare that goes on it is the message received."""
+        """Fork a waiting copy of this process. In this process the message is None; in a spare that goes on it is the one received."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
         sys.stdout.flush()
@@ -158,10 +158,10 @@ class _Standby:
         self._send(b"")
         os.waitpid(self.pid, 0)
 
-    def take_over(self, word: _Message, hang_up: Callable[[], None]) -> NoReturn:
+    def take_over(self, message: _Message, hang_up: Callable[[], None]) -> NoReturn:
         """Let the spare replace this process, which ends when the spare does."""
         # cloudpickle: a sample may be a named tuple defined in the user's script.
-        self._send(cloudpickle.dumps(word))
+        self._send(cloudpickle.dumps(message))
         hang_up()
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -169,10 +169,10 @@ class _Standby:
             os.kill(os.getpid(), -code)  # so that the parent sees how the spare ended
         os._exit(max(code, 0))
 
-    def _send(self, word: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         # A spare that was killed receives nothing. If it was to go on, this process ends in the same way.
         with contextlib.suppress(OSError):
-            self.connection.send_bytes(word)
+            self.connection.send_bytes(data)
         self.connection.close()
 
 
@@ -181,11 +181,11 @@ def _wait(feeder: int, connection: Connection) -> _Message:
     try:
         die_with_parent(feeder)
         name_process("spare")
-        words = connection.recv_bytes()
-        if words:
+        pickled = connection.recv_bytes()
+        if pickled:
             name_process("feeder")
-            word: _Message = cloudpickle.loads(words)
-            return word
+            message: _Message = cloudpickle.loads(pickled)
+            return message
     except EOFError:
         pass
     os._exit(0)

@@ -81,15 +81,15 @@ class Peer:
         The caller keeps ownership of the descriptors, and may close them immediately. Nothing is sent to a peer that has disconnected; its
         end-of-file will arrive.
         """
-        word = pickle.dumps(value, protocol=5)
-        if len(word) > MAX_VALUE_BYTES or len(descriptors) > DESCRIPTORS:
+        pickled = pickle.dumps(value, protocol=5)
+        if len(pickled) > MAX_VALUE_BYTES or len(descriptors) > DESCRIPTORS:
             raise WorkerError(
-                f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors is too large "
+                f"a {type(value).__name__} of {len(pickled):,} bytes with {len(descriptors)} descriptors is too large "
                 f"to send to another process; at most {MAX_VALUE_BYTES:,} bytes and {DESCRIPTORS} descriptors are "
                 "possible. Open large data in factories instead of storing it in the objects."
             )
         if not self._deaf:
-            self._unsent.append((word, tuple(map(os.dup, descriptors))))
+            self._unsent.append((pickled, tuple(map(os.dup, descriptors))))
             self.flush()
 
     def flush(self) -> None:
@@ -106,9 +106,9 @@ class Peer:
     def _write(self) -> bool:
         """Write unsent messages. Returns False if the socket accepts no more."""
         while self._unsent:
-            words, descriptors = self._unsent[0]
+            data, descriptors = self._unsent[0]
             # Framed here, under the lock, because frames are numbered in the order in which they are sent.
-            frame = words if isinstance(words, memoryview) else self._framing.pack(words)
+            frame = data if isinstance(data, memoryview) else self._framing.pack(data)
             try:
                 sent = self._put(frame, descriptors)
             except (BlockingIOError, InterruptedError):
@@ -125,10 +125,10 @@ class Peer:
                 self._unsent[0] = memoryview(frame)[sent:], ()
         return True
 
-    def _put(self, words: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+    def _put(self, data: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
         if descriptors:
-            return socket.send_fds(self._socket, [words], list(descriptors))
-        return self._socket.send(words)
+            return socket.send_fds(self._socket, [data], list(descriptors))
+        return self._socket.send(data)
 
     def _stop_receiving(self) -> None:
         self._deaf = True
@@ -173,9 +173,9 @@ class Peer:
         values, at = [], 0
         with memoryview(self._arrived) as arrived:
             while (taken := self._framing.take(arrived, at)) is not None:
-                word, at = taken
-                with word:
-                    values.append(_unpickle(word))
+                pickled, at = taken
+                with pickled:
+                    values.append(_unpickle(pickled))
         # After the views above are released: a bytearray with views cannot shrink.
         del self._arrived[:at]
         return values
@@ -216,12 +216,12 @@ class Peer:
         self._socket.close()
 
 
-def _unpickle(word: memoryview) -> Any:
+def _unpickle(pickled: memoryview) -> Any:
     try:
-        return pickle.loads(word)
+        return pickle.loads(pickled)
     except Exception as error:  # unpickling may raise anything; an EOFError would be taken for a disconnected peer
         raise WorkerError(
-            f"{len(word):,} bytes from another process cannot be read: {error!r}. Make all classes and functions "
+            f"{len(pickled):,} bytes from another process cannot be read: {error!r}. Make all classes and functions "
             "in them importable in every process."
         ) from error
 

@@ -15,7 +15,7 @@ from argosy.study import Member
 from argosy.training.choice import fused_check
 from argosy.training.device.devices import open_backend
 from argosy.training.member.building import build_member
-from argosy.training.optim import kernels
+from argosy.training.optim import rules
 from argosy.training.programs.fused.fused import Fused
 
 devices = late.devices
@@ -38,7 +38,7 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     def stumbling(program: Fused) -> int:
         lockstep = program._lockstep
         with monkeypatch.context() as patched:
-            patched.setattr(kernels, "adam_numbers", no_memory)  # in the second kernel, when the first one is ready
+            patched.setattr(rules, "adam_numbers", no_memory)  # in the second kernel, when the first one is ready
             with pytest.raises(torch.OutOfMemoryError):
                 finish(program)
         program.undo()

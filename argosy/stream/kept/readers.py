@@ -54,7 +54,7 @@ def read_in_parallel(
             for connection in wait(list(processes), POLL_SECONDS):
                 assert isinstance(connection, Connection)
                 try:
-                    shard, *told = connection.recv()
+                    shard, *reported = connection.recv()
                 except EOFError:
                     # A reader ends when it has reported all of its shards.
                     if processes[connection].shards:
@@ -64,15 +64,15 @@ def read_in_parallel(
                         ) from None
                     _end(processes.pop(connection))
                     continue
-                if isinstance(told[0], Exception):
-                    raise told[0]
-                if isinstance(told[0], str):
-                    raise StudyError(f"Shard {shard} of a stream cannot be read: {told[0]}Fix the stream.")
-                if isinstance(told[0], bytes):
-                    found[shard] = cloudpickle.loads(told[0])
+                if isinstance(reported[0], Exception):
+                    raise reported[0]
+                if isinstance(reported[0], str):
+                    raise StudyError(f"Shard {shard} of a stream cannot be read: {reported[0]}Fix the stream.")
+                if isinstance(reported[0], bytes):
+                    found[shard] = cloudpickle.loads(reported[0])
                     processes[connection].shards.discard(shard)
                 else:
-                    grown(shard, *told)
+                    grown(shard, *reported)
     return [found[shard] for shard in range(shards)]
 
 
@@ -102,16 +102,16 @@ def _end(reader: _Reader) -> None:
 
 
 def _run_reader(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str) -> int:
-    told = 0
+    reported = 0
 
     def grown(shard: int, samples: int, size: int) -> None:
-        nonlocal told
-        if size >= told + PROGRESS_BYTES:
-            told = size
+        nonlocal reported
+        if size >= reported + PROGRESS_BYTES:
+            reported = size
             connection.send((shard, samples, size))
 
     for shard in shards:
-        told = 0
+        reported = 0
         try:
             with heartbeat.busy(doing):
                 found = read(shard, heartbeat, grown)

@@ -154,7 +154,7 @@ def _try_validation(trial: Solo, block: Block, size: int) -> bool:
     """Try a validation on a batch of the block; returns whether it wrote into its input."""
     batch = ShownBatch(block, size)
     # A metric may warn about training samples, for example all of one class, but not about those that are validated.
-    with trial.active(), refusing_broadcasts(trial.live.member, tells=False):
+    with trial.active(), refusing_broadcasts(trial.live.member, repeats=False):
         trial.try_validation(batch.data, batch.rows)
     return batch.was_written
 

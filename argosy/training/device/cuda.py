@@ -31,9 +31,9 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
     with suppress(RuntimeError):
         # The runtime reports its last error once more, at the next call.
         torch.zeros(1, device=device)
-    words = runtime.cudaGetErrorString(runtime.cudaError(failed))
+    reason = runtime.cudaGetErrorString(runtime.cudaError(failed))
     warnings.warn(
-        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}, {words}), so copies to "
+        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}, {reason}), so copies to "
         f"{device} block the host. Allow more locked memory (ulimit -l), or run outside a sandbox that cannot pin "
         "(gVisor, WSL).",
         stacklevel=2,

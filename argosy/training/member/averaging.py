@@ -54,8 +54,8 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
         return False
     given = member, "loss", lambda pair: loss(*pair), (output, target), rows
     check_pairs(*given)
-    told = _check_sum(*given)
-    return check_halves(*given) and told
+    known = _check_sum(*given)
+    return check_halves(*given) and known
 
 
 def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
@@ -137,16 +137,16 @@ def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]
 
 
 @contextlib.contextmanager
-def refusing_broadcasts(member: Member, *, tells: bool = True) -> Iterator[None]:
-    """Turn torch's warning that targets broadcast against outputs of other samples into StudyError; repeat other warnings if `tells`."""
-    with warnings.catch_warnings(record=True, action="always") as told:
+def refusing_broadcasts(member: Member, *, repeats: bool = True) -> Iterator[None]:
+    """Turn torch's warning that targets broadcast against outputs of other samples into StudyError; repeat other warnings if it `repeats`."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
         yield
-    for warning in told:
+    for warning in caught:
         sizes = BROADCAST.search(str(warning.message))
         if sizes and sizes[1].count(",") != sizes[2].count(","):
             target, output = ([int(size) for size in group.split(",") if size.strip()] for group in sizes.groups())
             raise _broadcast(member, "loss", str(output), str(target), same_shape(output, target))
-        if tells:
+        if repeats:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
@@ -176,8 +176,8 @@ def check_step(member: Member, what: str, value: Value, samples: Any, rows: int)
             "other samples too, because their shapes differ. Give both the same shape, for example with "
             "target.reshape_as(output)."
         )
-    told = _check_sum(member, what, value, samples, rows)
-    return check_halves(member, what, value, samples, rows) if told else None
+    known = _check_sum(member, what, value, samples, rows)
+    return check_halves(member, what, value, samples, rows) if known else None
 
 
 def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:

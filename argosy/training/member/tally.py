@@ -40,7 +40,7 @@ class Tally:
         """Sums being copied to the host, in order."""
         self._asked = 0
         """Length of `_coming` when `finite` was last read."""
-        self._told = 0
+        self._read_rows = 0
         """Number of samples in the sums that are on the host."""
 
     def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
@@ -87,7 +87,7 @@ class Tally:
         """Add the `count` oldest sums in `_coming`."""
         for name, totals, event, rows in self._coming[:count]:
             event.synchronize()
-            self._told = rows
+            self._read_rows = rows
             total = self._sums.get(name, 0.0)
             # Added one by one: the sum must not depend on how many batches were fetched together.
             for of_batch in totals.tolist():
@@ -105,7 +105,7 @@ class Tally:
         """Return a value's mean over the samples whose sums are on the host; NaN if there are none. Never waits."""
         self.fetch()
         self._read(sum(1 for _ in itertools.takewhile(lambda coming: coming.event.query(), self._coming)))
-        return self._sums[name] / self._told if self._told else math.nan
+        return self._sums[name] / self._read_rows if self._read_rows else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint within an epoch."""
@@ -115,7 +115,7 @@ class Tally:
         """Load a checkpoint's state."""
         self._sums = dict(state["sums"])
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
-        self._told = self.rows
+        self._read_rows = self.rows
 
 
 def to_float64(value: Any) -> torch.Tensor:

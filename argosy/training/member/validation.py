@@ -78,7 +78,7 @@ class Validation:
         for state in self._states.values():
             state.update(output, target)
         if self._of_the_set:
-            self._gathered.add(rows, output, target, self._words(next(iter(self._of_the_set))))
+            self._gathered.add(rows, output, target, self._subject(next(iter(self._of_the_set))))
         if self.answers is not None:
             self.answers.add(output, target)
         totals = {name: batch_total(value, rows) for name, value in {"loss": losses, **values}.items()}
@@ -166,7 +166,7 @@ class Validation:
         made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
         if not _is_state(made):
             raise StudyError(
-                f"{self._words(name)} takes no arguments, so it must return an object with update(outputs, "
+                f"{self._subject(name)} takes no arguments, so it must return an object with update(outputs, "
                 f"targets) and compute(); it returned {type(made).__name__}. Return such an object, or take "
                 "(outputs, targets)."
             )
@@ -198,9 +198,9 @@ class Validation:
         found = "neither a number nor a tensor of real numbers"
         if value is not None:
             found = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
-        return StudyError(f"{self._words(name)} returned {found} for {of}; it must return {KINDS}.")
+        return StudyError(f"{self._subject(name)} returned {found} for {of}; it must return {KINDS}.")
 
-    def _words(self, name: str) -> str:
+    def _subject(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
 
 
@@ -226,7 +226,7 @@ class _Gathered:
         self._batches: list[list[tuple[torch.Tensor, DeviceEvent]]] = []
         self._tree: Any = None
 
-    def add(self, rows: int, output: Any, target: Any, words: str) -> None:
+    def add(self, rows: int, output: Any, target: Any, subject: str) -> None:
         """Copy outputs and targets, which may be views of a block that is released; raises StudyError for leaves without one row per sample."""
         leaves, self._tree = flatten((output, target))
         for leaf in leaves:
@@ -235,7 +235,7 @@ class _Gathered:
                     f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 )
                 raise StudyError(
-                    f"{words} is computed on the whole set, so outputs and targets are gathered as tensors with "
+                    f"{subject} is computed on the whole set, so outputs and targets are gathered as tensors with "
                     f"one row per sample; a batch of {rows} has {found} among them. Return less from the network "
                     "in eval(), or pass the metric as an object with update(outputs, targets) and compute()."
                 )
@@ -243,7 +243,7 @@ class _Gathered:
         for leaf, other in zip(leaves, first, strict=True):
             if leaf.shape[1:] != other.shape[1:]:
                 raise StudyError(
-                    f"{words} is computed on the whole set, so outputs and targets are gathered. Samples vary in "
+                    f"{subject} is computed on the whole set, so outputs and targets are gathered. Samples vary in "
                     f"length: in one batch they have shape {list(other.shape[1:])}, in another {list(leaf.shape[1:])}. Pass "
                     "the metric as an object with update(outputs, targets) and compute(), or return one value per "
                     "sample."

@@ -128,13 +128,13 @@ def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     rate, momentum, *decay = numbers.unsqueeze(2).unbind(1)
 
     def move() -> None:
-        way = gradients
+        direction = gradients
         for by in decay:
-            way.addcmul_(tile.weights, by)
+            direction.addcmul_(tile.weights, by)
         if tile.momentum:
-            buffer = tile.state["momentum_buffer"].mul_(momentum).add_(way)
-            way = way.addcmul_(buffer, momentum) if nesterov else buffer
-        tile.weights.addcmul_(way, rate)
+            buffer = tile.state["momentum_buffer"].mul_(momentum).add_(direction)
+            direction = direction.addcmul_(buffer, momentum) if nesterov else buffer
+        tile.weights.addcmul_(direction, rate)
 
     return move
 
@@ -219,9 +219,9 @@ def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     group, mean = tile.groups[0], tile.state["momentum_buffer"]
     # All memory is allocated here, before the step changes anything.
     moved = torch.lerp(mean, gradients, fresh)
-    ways = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
+    directions = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
     updates = [
-        orthogonal(ways[:, columns].view(len(ways), *shape), group).flatten(1)
+        orthogonal(directions[:, columns].view(len(directions), *shape), group).flatten(1)
         for columns, shape in zip(tile.pieces, tile.shapes, strict=True)
     ]
 
@@ -234,11 +234,11 @@ def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     return move
 
 
-def orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
+def orthogonal(directions: Tensor, group: dict[str, Any]) -> Tensor:
     """Return matrices ``[rows, m, n]`` orthogonalized by Newton-Schulz in bfloat16, each as torch's Muon does it alone."""
     a, b, c = group["ns_coefficients"]
-    tall = ways.size(1) > ways.size(2)
-    made = ways.bfloat16().mT if tall else ways.bfloat16()
+    tall = directions.size(1) > directions.size(2)
+    made = directions.bfloat16().mT if tall else directions.bfloat16()
     made = made / torch.linalg.vector_norm(made, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = _product(torch.mm, torch.bmm, made, made.mT)

@@ -107,7 +107,7 @@ class ProgramInstance:
         return tuple(assigned.name for assigned in self.assignment)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description of the members for status messages."""
         return f"member{'s' * (len(self.assignment) > 1)} {', '.join(map(repr, self.names))}"
 

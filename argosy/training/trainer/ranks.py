@@ -89,7 +89,7 @@ class Ranks:
     def _step_half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         before = instance.samples
         half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
-        with self._heartbeat.busy(f"training {instance.words}"), instance.watch.steps():
+        with self._heartbeat.busy(f"training {instance.description}"), instance.watch.steps():
             done = self._guard(instance.names[0], half)
         if move is Move.FINISH and done:
             self.stepped(instance, instance.samples - before)

@@ -97,7 +97,7 @@ class Stepping:
         shown = instance.watch.shown(block, apart=instance.assignment[0].live.backend.apart)
         steps = partial(self._step, instance, shown, called) if trains else partial(instance.evaluate, shown, called)
         compiles = instance.kind == "compiled"  # compilation happens in the middle of a step
-        with self._heartbeat.busy(f"training {instance.words}", opaque=compiles), instance.watch.steps():
+        with self._heartbeat.busy(f"training {instance.description}", opaque=compiles), instance.watch.steps():
             if instance.together:
                 through = self._step_several(instance, steps)
             else:

@@ -117,7 +117,7 @@ class Trainer:
         """Rows of blocks since the last step, and seconds spent on them."""
         self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
-        self._told = 0.0
+        self._reported_at = 0.0
         self.saving: Saving = Saving(settings.checkpoint_seconds)
         self.exact: bool = settings.numerics == "exact"
         allowed = settings.packing == "auto" and not self.exact
@@ -318,7 +318,7 @@ class Trainer:
             self._end_section(block)
         elif self._must_save():
             self.emit(SectionReport(events=tuple(self._save(list(self.assigned)))))
-        self._tell()
+        self._report_progress()
 
     def _wanted(self) -> bool:
         """Return whether there is something to do between two steps."""
@@ -451,11 +451,11 @@ class Trainer:
             self.gauge.training_seconds += seconds
         else:
             self.gauge.waiting_seconds += seconds
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
-        if time.monotonic() - self._told > PROGRESS_SECONDS:
-            self._told = time.monotonic()
+    def _report_progress(self) -> None:
+        if time.monotonic() - self._reported_at > PROGRESS_SECONDS:
+            self._reported_at = time.monotonic()
             losses = {
                 name: mean
                 for name, assigned in self.assigned.items()

@@ -30,12 +30,12 @@ class UnrecordedSteps:
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
-        self._untold: list[tuple[Any, Sums]] = []
+        self._unrecorded: list[tuple[Any, Sums]] = []
         """Locksteps in which no batch is None, with their loss sums."""
 
     def add(self, lockstep: Lockstep, totals: Tensor) -> int:
         """Add a lockstep with a batch for each member, and its loss sums, float64 ``[members]``; returns its number of samples."""
-        self._untold.append((lockstep, (totals,)))
+        self._unrecorded.append((lockstep, (totals,)))
         samples = 0
         for live, batch in zip(self._lives, lockstep, strict=True):
             assert batch is not None and live.cutter is not None
@@ -46,10 +46,10 @@ class UnrecordedSteps:
 
     def record(self) -> None:
         """Record in the members the steps added since the last call."""
-        untold, self._untold = self._untold, []
-        if untold:
-            told = _fetch_sums(untold, self._lives[0].backend)
-            for live, (count, rows, digest, (totals,), event) in zip(self._lives, told, strict=True):
+        unrecorded, self._unrecorded = self._unrecorded, []
+        if unrecorded:
+            fetched = _fetch_sums(unrecorded, self._lives[0].backend)
+            for live, (count, rows, digest, (totals,), event) in zip(self._lives, fetched, strict=True):
                 live.commit_several(count, rows, digest, totals, event)
 
 
@@ -58,7 +58,7 @@ class UnrecordedValidation:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._untold: dict[tuple[int, ...], tuple[Sequence[Validation], list[tuple[Sequence[Batch], Sums]]]] = {}
+        self._unrecorded: dict[tuple[int, ...], tuple[Sequence[Validation], list[tuple[Sequence[Batch], Sums]]]] = {}
         """Sums of losses and right answers by batch, with their validations, by the ids of these."""
 
     def add(self, into: Sequence[Validation], batches: Sequence[Batch], losses: Tensor, output: object) -> bool:
@@ -78,30 +78,30 @@ class UnrecordedValidation:
                 return False
         totals = batch_totals(losses, batches[0].rows)
         right = totals if found is None else batch_totals(found, batches[0].rows)  # a placeholder without a metric
-        self._untold.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
+        self._unrecorded.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
         return True
 
     def record(self) -> None:
         """Record in the validations the sums added since the last call."""
-        untold, self._untold = self._untold, {}
-        for into, several in untold.values():
-            told = _fetch_sums(several, self._backend)
-            for one, (_, rows, digest, (losses, right), event) in zip(into, told, strict=True):
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        for into, several in unrecorded.values():
+            fetched = _fetch_sums(several, self._backend)
+            for one, (_, rows, digest, (losses, right), event) in zip(into, fetched, strict=True):
                 one.bring(rows, digest, losses, right, event)
 
 
 def _fetch_sums(
-    untold: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
+    unrecorded: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
 ) -> Iterator[tuple[int, int, Digest, Sums, DeviceEvent]]:
     """Yield each member's number of batches, their samples and digest, its sums, each ``[batches]``, and the event of their copy to the host.
 
     Samples and digest are computed once for all members that share their batches.
     """
-    columns = [torch.stack(column, 1) for column in zip(*(sums for _, sums in untold), strict=True)]
+    columns = [torch.stack(column, 1) for column in zip(*(sums for _, sums in unrecorded), strict=True)]
     found, event = backend.fetch(torch.stack(columns))
     by_member = zip(*map(Tensor.unbind, found.unbind()), strict=True)
     known: dict[tuple[int, ...], tuple[int, Digest]] = {}
-    for own, sums in zip(zip(*(batches for batches, _ in untold), strict=True), by_member, strict=True):
+    for own, sums in zip(zip(*(batches for batches, _ in unrecorded), strict=True), by_member, strict=True):
         key = tuple(map(id, own))
         if key not in known:
             digest = Digest()

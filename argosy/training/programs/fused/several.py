@@ -34,7 +34,7 @@ from argosy.training.programs.solo import Solo
 
 __all__ = ["ProgramOfSeveral", "not_none"]
 
-There = TypeVar("There")
+Value = TypeVar("Value")
 
 
 class ProgramOfSeveral(ABC):
@@ -316,7 +316,7 @@ class ProgramOfSeveral(ABC):
             self._faults[self.members[row].member.name] = error
 
 
-def not_none(value: There | None) -> There:
+def not_none(value: Value | None) -> Value:
     """Return a value that is not None."""
     assert value is not None
     return value

@@ -39,18 +39,18 @@ class Replayed(Generic[Made]):
         leaves, structure = flatten(data.tree)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             raise Uncaptured("its batches contain more than tensors on the device")
-        lying = [torch.zeros_like(leaf) for leaf in leaves]
-        at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
-        recording, made = recorder.record(lambda: work(at_rest))
-        return cls(recording, lying, at_rest, made)
+        static = [torch.zeros_like(leaf) for leaf in leaves]
+        static_data = PackInputs(unflatten(static, structure), data.samples, data.apart)
+        recording, made = recorder.record(lambda: work(static_data))
+        return cls(recording, static, static_data, made)
 
     def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
         """Return the tensors of samples; None if the work was captured for samples of another form."""
         if data.samples != self._data.samples or data.apart != self._data.apart:
             return None
-        leaves, lying = flatten(data.tree)[0], self._static_leaves
-        alike = len(leaves) == len(lying) and all(
-            leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, lying, strict=True)
+        leaves, static = flatten(data.tree)[0], self._static_leaves
+        alike = len(leaves) == len(static) and all(
+            leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, static, strict=True)
         )
         return leaves if alike else None
 
