@@ -16,11 +16,12 @@ from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
+from argosy.stream.opening import open_kept_rows, open_sources
 from argosy.stream.order import split_order
 from argosy.stream.preparation import Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import choose_block_size
-from argosy.stream.sources import Source, open_kept_rows, open_sources
+from argosy.stream.sources import Source
 
 LOADERS, SLOTS = 2, 6
 ALL_OF_IT = 2**40

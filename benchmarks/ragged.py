@@ -137,7 +137,7 @@ def shapes(texts: Sequence[str], tokens: int | None) -> dict[str, float]:
     """Return the share of padding in the batches of an epoch, and the correlation of neighbouring ones."""
     from argosy.stream.blocks import ALIGNMENT, Place
     from argosy.stream.by_length import ByLengthCutter
-    from argosy.stream.sources import open_sources
+    from argosy.stream.opening import open_sources
 
     source = open_sources(argosy.Data(train=Texts(texts), ragged=RAGGED, keep=False), seed=0)["train"]
     order = split_order(0, "train", 0, len(texts))

@@ -23,7 +23,7 @@ from argosy.results.intervals import Interval, t_quantile
 from argosy.results.repetitions import Repetitions
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.study_json import describe
-from argosy.stream.sources import open_sources
+from argosy.stream.opening import open_sources
 from argosy.study import Repetition
 
 

@@ -20,8 +20,9 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
+from argosy.stream.opening import open_kept_rows, open_split, probe_split
 from argosy.stream.padding import make_stacked_batch
-from argosy.stream.sources import Source, open_kept_rows, open_split, probe_split
+from argosy.stream.sources import Source
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Data, Study
 from argosy.training.device.process_state import preserve_random_states

@@ -97,9 +97,8 @@ class ExchangeProcess:
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
     """Fork an exchange, which closes the inherited connections. If the team has no pipeline, it measures the candidates."""
     ours, theirs = Pipe()
-    pid = fork_process(
-        "exchange", partial(_run_exchange, theirs, ring, team), closing=[one.close for one in (ours, *inherited)]
-    )
+    work = partial(_run_exchange, theirs, ring, team)
+    pid = fork_process("exchange", work, closing=[one.close for one in (ours, *inherited)])
     theirs.close()
     return ExchangeProcess(pid, ours)
 

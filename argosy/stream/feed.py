@@ -27,12 +27,13 @@ from argosy.stream.exchange import ExchangeFailed, ExchangeProcess, HopDone, Mea
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.heartbeat import MAX_LOADERS, Heartbeat
 from argosy.stream.mapped import MappedFile, check_files
+from argosy.stream.opening import make_opened, open_kept_rows
 from argosy.stream.preparation import BlockInProgress, Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source, make_opened, open_kept_rows
+from argosy.stream.sources import Source
 from argosy.stream.standby import open_for
 from argosy.stream.wire import Peer
 from argosy.study import Data

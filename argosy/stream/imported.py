@@ -77,11 +77,8 @@ def _is_state(part: Part) -> bool:
     """Return whether a part is state and not a setting: functions of its module other than `__init__` set the attribute or key that it names."""
     if not isinstance(part, Global) or "." not in part.name:
         return False
-    own = [
-        one
-        for one in vars(sys.modules[part.module]).values()
-        if isinstance(one, types.FunctionType | type) and is_own(one)
-    ]
+    held = vars(sys.modules[part.module]).values()
+    own = [one for one in held if isinstance(one, types.FunctionType | type) and is_own(one)]
     methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
     functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
     return any(part.name.rpartition(".")[2] in _names_set_by(function.__code__) for function in functions)

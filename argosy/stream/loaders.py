@@ -111,9 +111,8 @@ def start_loader(
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()
-    pid = fork_process(
-        "loader", partial(_run_worker, own, theirs, ring, sources), closing=[one.close for one in (ours, *inherited)]
-    )
+    work = partial(_run_worker, own, theirs, ring, sources)
+    pid = fork_process("loader", work, closing=[one.close for one in (ours, *inherited)])
     theirs.close()
     return Loader(pid, ours, number, own)
 

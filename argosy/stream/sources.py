@@ -1,55 +1,29 @@
 """Sources of samples: a Dataset, prepared sample by sample under its own seeds, or arrays, gathered a block at a time."""
 
 import contextlib
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_not_a_loader, describe_value, is_map_style
-from argosy.protocol.feeder import Opened, ShardMark
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Layout, sample_leaves
-from argosy.stream.content import digest_of_arrays, digest_of_labels, why_doubtful
+from argosy.stream.content import digest_of_arrays
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.kept.cache import RowCache
-from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.spool import Spool, SpooledDataset
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_of_split
-from argosy.stream.order import OPENING_INDEX, Indices, sample_seed
-from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
-from argosy.stream.probing import Facts, check_same_data, probe
+from argosy.stream.order import Indices, sample_seed
+from argosy.stream.probing import Facts
 from argosy.stream.samples import USER_ERRORS, SamplePreparer, format_error, sample_error, seed_everything
 from argosy.stream.shards import ShardedStream
-from argosy.study import Data
 
-__all__ = [
-    "ArraySource",
-    "DatasetSource",
-    "Filled",
-    "Source",
-    "open_kept_rows",
-    "open_sources",
-    "open_split",
-    "open_splits",
-    "probe_split",
-    "identities_of_arrays",
-    "probe_splits",
-    "make_lazy_source",
-    "make_source",
-]
-
-
-READ_AGAIN = "read in each epoch, shard by shard, because it is not kept"
+__all__ = ["ArraySource", "DatasetSource", "Filled", "Source", "format_activity", "note_in_log"]
 
 
 class Filled(NamedTuple):
@@ -171,7 +145,7 @@ class DatasetSource(Source):
     _complete: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.gathers, self.doing = self.facts.gathers, _format_activity(self.split)
+        self.gathers, self.doing = self.facts.gathers, format_activity(self.split)
 
     @cached_property
     def preparing(self) -> SamplePreparer:
@@ -282,7 +256,7 @@ class DatasetSource(Source):
             rows.keep(index, leaves)
         except OSError as error:
             rows.full = True
-            _note(f"no more prepared samples are kept ({error}); the others are prepared again in each epoch.")
+            note_in_log(f"no more prepared samples are kept ({error}); the others are prepared again in each epoch.")
 
     def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.facts.base is None:
@@ -297,243 +271,15 @@ class DatasetSource(Source):
         block.indices[row], block.sound[row] = index, True
 
 
-def open_sources(
-    data: Data,
-    *,
-    seed: int,
-    heartbeat: Heartbeat | None = None,
-    cache: RowCache | None = None,
-    shards: Mapping[str, tuple[int, ...]] | None = None,
-) -> dict[str, Source]:
-    """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
-    heartbeat = heartbeat or Heartbeat.private()
-    splits = open_splits(data, seed=seed, heartbeat=heartbeat, shards=shards or {})
-    prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    found = probe_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
-    prover.note_use(splits.values())
-    return found
-
-
-def make_opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
-    """Return the driver's message about a study's data, which took so many seconds to open."""
-    facts = {split: source.facts for split, source in sources.items()}
-    return Opened(
-        lengths={split: source.length for split, source in sources.items()},
-        fingerprints={split: source.identity for split, source in sources.items()},
-        block_size=block_size,
-        seconds_per_sample=facts["train"].seconds_per_sample,
-        opening_seconds=seconds,
-        keeping={split: one.keeping for split, one in facts.items() if one.keeping},
-        shards={split: one.shards for split, one in facts.items() if one.shards},
-        doubts=tuple(one.doubt for one in facts.values() if one.doubt),
-    )
-
-
-def open_kept_rows(sources: Mapping[str, Source], most_bytes: int) -> None:
-    """Open the rows in which prepared samples are kept. Rows in memory, for this run alone, take at most `most_bytes` in all.
-
-    Call this before forking loader workers. Splits of one Dataset share their rows.
-    """
-    kept: dict[str, Rows] = {}
-    for source in sources.values():
-        facts = source.facts
-        if not isinstance(source, DatasetSource) or facts.location is None:
-            continue
-        key = facts.location.folder or facts.location.name
-        if key not in kept:
-            rows = _open_rows(facts, most_bytes)
-            if rows is None:
-                continue
-            kept[key] = rows
-            rows_bytes = rows.count * facts.kept_layout.sample_bytes
-            if rows_bytes > most_bytes:
-                rows.use_random_access()
-            most_bytes -= 0 if facts.location.folder else rows_bytes
-        source.keep(kept[key])
-
-
-def _note(text: str) -> None:
-    """Write a line to the worker's log; ignore a full disk."""
-    with contextlib.suppress(OSError):
-        print(text, flush=True)
-
-
-def _open_rows(facts: Facts, most_bytes: int) -> Rows | None:
-    """Return the rows of a split: those of its folder, or rows in memory if another machine uses the folder or opening it fails."""
-    assert facts.location is not None
-    if facts.location.folder is not None:
-        try:
-            rows = Rows.open(Path(facts.location.folder), facts.kept_layout, facts.location.count)
-            if rows is not None:
-                return rows
-            _note(f"another machine is using {facts.location.folder}; samples are kept in memory for this run.")
-        except OSError as error:
-            _note(f"samples cannot be kept on disk ({error}); they are kept in memory for this run.")
-    count = min(facts.length, most_bytes // max(facts.kept_layout.sample_bytes, 1))
-    return Rows.in_memory(facts.kept_layout, count) if count else None
-
-
-def open_splits(
-    data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]], readers: int = 1
-) -> dict[str, Any]:
-    """Return each split's Dataset, or its source if it consists of arrays. Factories are called here.
-
-    A Dataset given for both splits is opened once, as one object. `shards` has the lengths of shards that are known; `readers` processes
-    read a stream at a time.
-    """
-    opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
-    if data.has_val:
-        again = data.val is data.train and not isinstance(opened["train"], ArraySource)
-        opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, heartbeat=heartbeat)
-    for name, split in opened.items():
-        if isinstance(split, Spool):
-            split.lengths, split.readers = shards.get(name, split.lengths), readers
-    return opened
-
-
-def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> Any:
-    """Open one split, as `open_splits` does."""
-    dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
-    if isinstance(dataset, type) or not (
-        dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    ):
-        with heartbeat.busy(f"opening the data ({split})", opaque=True):
-            # A factory given for both splits always gets the seed of the training split.
-            dataset = _call_factory(dataset, "train" if dataset is data.train else split, seed)
-    # Exactly TensorDataset: a subclass may prepare samples.
-    if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
-        arrays = dataset.tensors
-    if data.ragged is not None:
-        dataset = pad_dataset(dataset, data.ragged)
-    if arrays is None and dataset is not None and not is_map_style(dataset):
-        return Spool(dataset, split, seed, heartbeat)
-    return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
-
-
-def identities_of_arrays(data: Data) -> dict[str, str]:
-    """Return the identities of splits given as arrays or as a TensorDataset. Those of other splits are known only once the data are open."""
-    found: dict[str, str] = {}
-    for split, dataset, arrays in (("train", data.train, data.arrays), ("val", data.val, data.val_arrays)):
-        if arrays is not None or type(dataset) is TensorDataset:
-            source = open_split(data, split, seed=0, heartbeat=Heartbeat.private())
-            found |= {split: source.identity} if isinstance(source, ArraySource) else {}
-    return found
-
-
-def probe_splits(
-    splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
-) -> dict[str, Source]:
-    """Return the sources of the splits that `open_splits` returned."""
-    found: dict[str, Source] = {}
-    for name, split in splits.items():
-        source = found[name] = probe_split(split, name, data, prover, seed=seed, heartbeat=heartbeat)
-        if isinstance(source, DatasetSource):
-            source.facts = replace(source.facts, labels=digest_of_labels(unwrap_padding(split), source.length))
-        if name != "train":
-            train, facts = splits["train"], source.facts
-            why = why_doubtful(
-                unwrap_padding(train),
-                unwrap_padding(split),
-                drawn=isinstance(source, DatasetSource) and not facts.constant,
-            )
-            source.facts = replace(facts, again=split is train, doubt=why)
-    return found
-
-
-def probe_split(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of a split that `open_split` returned, with facts from a few of its samples or from kept rows."""
-    if isinstance(opened, ArraySource):
-        return opened
-    if isinstance(opened, Spool):
-        return _probe_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
-    preparing = _make_preparer(opened, split, data, seed=seed, heartbeat=heartbeat)
-    # Opaque: with its first samples a Dataset may do work that it does only once.
-    with heartbeat.busy(_format_activity(split), opaque=True):
-        facts = prover.facts(preparing)
-    return make_source(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
-
-
-def _probe_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of a stream: one that was read into a file, or one that is not kept, whose shards were counted."""
-    if prover.cache is not None:
-        with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
-            facts = spool.facts(prover.cache)
-        preparing = _make_preparer(SpooledDataset(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
-        facts = prover.facts_after_then(preparing, facts)
-    else:
-        with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
-            lengths = spool.count_shards()
-        shards = ShardedStream(spool.stream, lengths, heartbeat.beat)
-        preparing = _make_preparer(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
-        with heartbeat.busy(_format_activity(spool.split), opaque=True):
-            facts = probe(preparing, skip_errors=prover.skip_errors)
-            facts = replace(prover.facts_after_then(preparing, facts), shards=lengths, keeping=READ_AGAIN)
-        shards.close()
-    return make_source(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
-
-
-def _as_dataset(opened: Any, facts: Facts) -> Any:
-    """Return a Dataset for a split that `open_split` returned and whose facts are known."""
-    if not isinstance(opened, Spool):
-        return opened
-    return ShardedStream(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else SpooledDataset(facts)
-
-
-def make_source(
-    dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat
-) -> DatasetSource:
-    """Return the source of a Dataset that is open in this process, and was probed here or in another process."""
-    preparing = _make_preparer(_as_dataset(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
-    return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
-
-
-def make_lazy_source(
-    split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
-) -> DatasetSource:
-    """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
-
-    def open_own(heartbeat: Heartbeat) -> SamplePreparer:
-        given = data()
-        dataset = _as_dataset(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
-        preparing = _make_preparer(dataset, split, given, seed=seed, heartbeat=heartbeat)
-        if isinstance(dataset, SpooledDataset):
-            return preparing
-        with heartbeat.busy(_format_activity(split), opaque=True):
-            check_same_data(facts, preparing, skip_errors=skip_errors)
-        return preparing
-
-    return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)
-
-
-def _make_preparer(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> SamplePreparer:
-    then = data.then if split == "train" else None
-    if then is not None and data.ragged is not None:
-        then = PaddedThen(then, data.ragged)
-    return SamplePreparer(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
-
-
-def _format_activity(split: str) -> str:
+def format_activity(split: str) -> str:
+    """Return what a heartbeat shows while samples of a split are prepared."""
     return f"preparing sample {{number}} of {split}"
 
 
-def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
-    """Return what a factory returns. Random numbers that it draws depend only on the study's seed, wherever it is called."""
-    name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
-    seed_everything(sample_seed(seed, split, 0, OPENING_INDEX))
-    try:
-        dataset = factory()
-    except USER_ERRORS as error:  # the user's code
-        where = "".join(traceback.format_tb(error.__traceback__)[1:])
-        raise StudyError(
-            f"Data.{split}: its factory {name} raised {format_error(error)}\n{where}Fix the factory."
-        ) from error
-    check_not_a_loader(f"Data.{split}: the result of its factory {name}", dataset)
-    if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):
-        raise StudyError(
-            f"Data.{split}: its factory {name} returned {describe_value(dataset)}, which is not a Dataset. Return an object "
-            "with __len__ and __getitem__, or one with __iter__."
-        )
-    return dataset
+def note_in_log(text: str) -> None:
+    """Write a line to the worker's log; ignore a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def _gatherable(array: Any, what: str) -> Any:

@@ -32,18 +32,9 @@ from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
+from argosy.stream.opening import make_lazy_source, make_source, open_sources, open_split, open_splits, probe_splits
 from argosy.stream.probing import Facts
-from argosy.stream.sources import (
-    ArraySource,
-    DatasetSource,
-    Source,
-    make_lazy_source,
-    make_source,
-    open_sources,
-    open_split,
-    open_splits,
-    probe_splits,
-)
+from argosy.stream.sources import ArraySource, DatasetSource, Source
 from argosy.study import Data
 
 __all__ = ["list_unforkable", "open_for", "cache_for"]

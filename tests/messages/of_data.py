@@ -20,7 +20,7 @@ from argosy.stream.kept import spool
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.readers import read_in_parallel
 from argosy.stream.kept.rows import Rows
-from argosy.stream.sources import open_sources
+from argosy.stream.opening import open_sources
 
 __all__ = ["CASES"]
 

@@ -15,8 +15,9 @@ from argosy.stream.framing import LENGTH, MAX_VALUE_BYTES, Authenticated
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.listener import dial
 from argosy.stream.loaders import Task, run_task
+from argosy.stream.opening import make_lazy_source, open_sources
 from argosy.stream.preparation import MAX_DEATHS, Preparation
-from argosy.stream.sources import ArraySource, Source, make_lazy_source, open_sources
+from argosy.stream.sources import ArraySource, Source
 from argosy.stream.wire import Peer
 
 __all__ = ["CASES"]

@@ -20,8 +20,8 @@ from argosy.running.launch.activity import tree_activity
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat, Sign
 from argosy.stream.loaders import Task, start_loader
+from argosy.stream.opening import open_sources
 from argosy.stream.ring import Ring
-from argosy.stream.sources import open_sources
 
 SECONDS = 1.0
 PATIENCE = 20.0

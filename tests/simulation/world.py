@@ -24,7 +24,7 @@ from argosy.stream.blocks import Layout
 from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
-from argosy.stream.sources import identities_of_arrays
+from argosy.stream.opening import identities_of_arrays
 from argosy.study import Member
 from argosy.training.device.devices import open_backend
 from argosy.training.trainer.assigned import AssignedMember

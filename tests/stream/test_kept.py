@@ -19,7 +19,8 @@ from argosy import Data
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.proof import SAMPLES_VERIFIED
-from argosy.stream.sources import Filled, Source, open_kept_rows, open_sources
+from argosy.stream.opening import open_kept_rows, open_sources
+from argosy.stream.sources import Filled, Source
 from argosy.stream.standby import cache_for
 
 LENGTH = 31

@@ -35,7 +35,8 @@ from argosy import Data
 from argosy.stream.blocks import Place
 from argosy.stream.kept import witnesses
 from argosy.stream.kept.cache import RowCache
-from argosy.stream.sources import Source, open_kept_rows, open_sources
+from argosy.stream.opening import open_kept_rows, open_sources
+from argosy.stream.sources import Source
 
 LENGTH, ONE = 40, 17
 """The number of samples, and the index of the sample that a mutation changes."""

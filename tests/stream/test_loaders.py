@@ -11,8 +11,8 @@ from argosy import Data
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Task, start_loader
+from argosy.stream.opening import open_sources
 from argosy.stream.ring import Ring
-from argosy.stream.sources import open_sources
 
 PLACE = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
 

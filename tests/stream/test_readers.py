@@ -18,8 +18,8 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import ROWS
+from argosy.stream.opening import open_splits, probe_splits
 from argosy.stream.probing import Facts
-from argosy.stream.sources import open_splits, probe_splits
 
 LENGTHS = (5, 0, 17, 3, 8, 1, 30)
 

@@ -16,10 +16,10 @@ from argosy.data import from_shards
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.opening import open_sources
 from argosy.stream.order import shard_order
 from argosy.stream.preparation import Preparation
 from argosy.stream.ring import Ring
-from argosy.stream.sources import open_sources
 
 LENGTHS = (50, 3, 80, 64, 21, 40, 0, 33, 70, 12, 55, 48)
 TOTAL, BLOCK = sum(LENGTHS), 64

@@ -18,9 +18,10 @@ from argosy.data import from_shards
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Place
+from argosy.stream.opening import open_sources
 from argosy.stream.order import OPEN_SHARDS, SHARD_RUN, shard_order
 from argosy.stream.shards import ShardMarks
-from argosy.stream.sources import DatasetSource, Source, open_sources
+from argosy.stream.sources import DatasetSource, Source
 
 LENGTHS = (30, 0, 7, 64, 1, 18, 25, 9, 40, 12, 33)
 TOTAL = sum(LENGTHS)

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
-from argosy.stream.sources import ArraySource, DatasetSource, Source, open_sources
+from argosy.stream.opening import open_sources
+from argosy.stream.sources import ArraySource, DatasetSource, Source
 
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:

@@ -18,7 +18,8 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import SAMPLES_VERIFIED
-from argosy.stream.sources import Source, open_kept_rows, open_sources
+from argosy.stream.opening import open_kept_rows, open_sources
+from argosy.stream.sources import Source
 
 LENGTH = 41
 

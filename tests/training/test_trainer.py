@@ -31,8 +31,8 @@ from argosy.protocol.trainer import (
 )
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
+from argosy.stream.opening import open_sources
 from argosy.stream.schedule import Orders, places
-from argosy.stream.sources import open_sources
 from argosy.study import Study
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint

@@ -70,7 +70,7 @@ from argosy.running.watch.energy import Meter
 from argosy.running.watch.interrupts import pausing_on_signal
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
-from argosy.stream.sources import identities_of_arrays
+from argosy.stream.opening import identities_of_arrays
 from argosy.study import sharing_warnings
 from argosy.training.choice.measure import UNMOVED
 from argosy.training.choice.unsaved import LOADED, TOGETHER

@@ -16,8 +16,8 @@ import torch
 
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Place
+from argosy.stream.opening import open_sources
 from argosy.stream.schedule import Orders, choose_block_size
-from argosy.stream.sources import open_sources
 from argosy.study import Member, Study
 from argosy.training.choice.admission import admit
 from argosy.training.device.copies import DeviceCopies

@@ -25,7 +25,7 @@ from argosy.running.launch.blobs import pickle_members
 from argosy.running.launch.forkserver import PYTHON
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.imported import ImportDigests, digest_imports
-from argosy.stream.sources import identities_of_arrays
+from argosy.stream.opening import identities_of_arrays
 
 __all__ = ["Rehearsal", "RehearsalResult", "main"]
 

@@ -222,7 +222,7 @@ def _samples(study_file: Path) -> Samples:
     """Open the study's data on this node, and return facts about it."""
     # Imported here because it takes longer than everything else.
     from argosy.running.directory.studyfile import load_study
-    from argosy.stream.sources import open_sources
+    from argosy.stream.opening import open_sources
 
     try:
         study = load_study(study_file)

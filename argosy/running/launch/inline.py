@@ -23,9 +23,10 @@ from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of_data
+from argosy.stream.opening import make_opened, open_kept_rows, open_sources
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
-from argosy.stream.sources import DatasetSource, Filled, make_opened, open_kept_rows, open_sources
+from argosy.stream.sources import DatasetSource, Filled
 from argosy.stream.standby import cache_for
 from argosy.study import Member
 from argosy.training.device.devices import open_backend

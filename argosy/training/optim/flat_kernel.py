@@ -192,12 +192,10 @@ class FlatKernel:
                     break
                 own += 1
             sizes, strides = (own, *first.shape), (apart, first.shape[1], 1)
-            views = [
-                tensor.as_strided(sizes, strides, int(first.storage_offset()))
-                for tensor in (memory.weights, memory.gradients)
-            ]
+            start, of = int(first.storage_offset()), (memory.weights, memory.gradients)
+            weights, gradients = (tensor.as_strided(sizes, strides, start) for tensor in of)
             rows = torch.tensor([number for _, number, _ in matrices[:own]], device=memory.weights.device)
-            yield MatrixRun(views[0], views[1], rows, group)
+            yield MatrixRun(weights, gradients, rows, group)
             del matrices[:own]
 
 

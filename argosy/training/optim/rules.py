@@ -146,10 +146,8 @@ def _adam_decays(tile: Tile) -> Decays:
 
 
 def _adam_numbers(tile: Tile, count: int) -> Numbers:
-    rows = [
-        (group["lr"], *group["betas"], group["eps"], *own)
-        for group, own in zip(tile.groups, _adam_decays(tile), strict=True)
-    ]
+    decays = _adam_decays(tile)
+    rows = [(one["lr"], *one["betas"], one["eps"], *own) for one, own in zip(tile.groups, decays, strict=True)]
     lr, beta1, beta2, eps, *decay = np.array(rows, np.float64).T
     made = []
     for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # one by one, for the same bits as alone

@@ -456,10 +456,7 @@ class Trainer:
     def _report_progress(self) -> None:
         if time.monotonic() - self._reported_at > PROGRESS_SECONDS:
             self._reported_at = time.monotonic()
-            losses = {
-                name: mean
-                for name, assigned in self.assigned.items()
-                if not math.isnan(mean := assigned.live.train.mean_by_now("loss"))
-            }
+            means = {name: assigned.live.train.mean_by_now("loss") for name, assigned in self.assigned.items()}
+            losses = {name: mean for name, mean in means.items() if not math.isnan(mean)}
             samples = {name: assigned.samples for name, assigned in self.assigned.items() if assigned.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
