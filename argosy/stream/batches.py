@@ -127,6 +127,7 @@ class Cutter(ABC):
         """Return the samples of a batch between two fractions of its elements; `order` is that of the epoch."""
         whole = self.elements(batch)
         size = len(whole)
+        # All ranks round the same bounds, so that shares neither overlap nor leave a sample out.
         start, stop = round(low * size), round(high * size)
         sound = np.ones(size, np.bool_) if batch.sound is None else batch.sound
         before, rows = int(sound[:start].sum()), int(sound[start:stop].sum())

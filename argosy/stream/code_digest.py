@@ -384,6 +384,7 @@ class _TextWriter:
 
     def _function(self, function: types.FunctionType) -> str:
         instructions = instructions_of(function.__code__)
+        # What a function sets itself changes with its calls, so it is no part of its code.
         stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored

@@ -88,6 +88,7 @@ class Heartbeat:
     def beat(self, number: int = 0) -> None:
         """Count a beat. The number replaces ``{number}`` in the text of what is being done."""
         words = self._words
+        # Before the beat, so that a reader that sees the beat sees its number.
         words[NUMBER] = number
         words[BEAT] += 1
 

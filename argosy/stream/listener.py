@@ -189,6 +189,7 @@ class Listener:
         """Return whether a caller of that host may be accepted; another one may be disconnected for it."""
         if len(self._callers) < MAX_UNPROVED:
             return True
+        # The host with most callers loses one, so that strangers displace only callers of their own host.
         ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
         oldest, caller = next(found for found in self._callers.items() if found[1].host == crowded)
         if crowded == host and time.monotonic() - caller.since < GRACE_SECONDS:

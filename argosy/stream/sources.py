@@ -181,6 +181,7 @@ class DatasetSource(Source):
         here = self.kept.copy(block, low, indices) if self.facts.base is None else self.kept.has(indices)
         missing = np.flatnonzero(~here)
         holes = []
+        # Adjacent samples together, because `__getitems__` takes lists.
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:

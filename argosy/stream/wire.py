@@ -122,6 +122,7 @@ class Peer:
             if sent == len(frame):
                 self._unsent.popleft()
             else:
+                # The kernel takes all descriptors with the first byte.
                 self._unsent[0] = memoryview(frame)[sent:], ()
         return True
 

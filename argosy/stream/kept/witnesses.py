@@ -200,6 +200,7 @@ def why_stale(path: Path, roots: Roots) -> str:
             before = notes.get(key, note)
             if not _has_same_content(before, note):
                 return f"{note.name} changed while samples were prepared"
+            # Several processes note the same file; one of them may have read its content.
             notes[key] = note if note.content is not None else before
     moved = []
     for note in notes.values():

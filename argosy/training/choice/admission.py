@@ -159,6 +159,7 @@ def _groups(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
     found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
         fresh = [live for live in pack if live.member.name not in before]
+        # Members that were in a program of one architecture stay there, and new ones join them.
         few = len(fresh) < FEW_ALIKE and all(before.get(live.member.name, True) for live in pack)
         for live in pack:
             if before.get(live.member.name, few) and (key := grouping_key(live)) is not None:

@@ -115,6 +115,7 @@ def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in variables_of(hook).items():
             if type(value) in NUMBERS:  # other variables of a hook mostly belong to the network
                 found.setdefault(AROUND.format(repr(key)), []).append(value)
+    # With `keep_vars`, because the values without it are other objects than those that functions hold.
     saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
         bound = shared_data(getattr(live.member, name))

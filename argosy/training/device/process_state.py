@@ -383,6 +383,7 @@ def _plain_filters(found: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 def _changed_environment() -> dict[str, str | None]:
     """Return environment variables changed since the process began, except those that nodes set for themselves."""
+    # The kernel keeps the environment with which the process was started.
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]

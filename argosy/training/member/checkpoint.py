@@ -223,6 +223,7 @@ def link(target: Path, name: str) -> None:
     """Atomically create or replace the link ``name`` beside the file, pointing to it."""
     place = target.with_name(name)
     unfinished = unfinished_name(place)
+    # A link cannot be replaced in place; a rename is atomic.
     unfinished.symlink_to(target.name)
     unfinished.rename(place)
 

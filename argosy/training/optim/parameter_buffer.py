@@ -104,6 +104,7 @@ def outside_buffer(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         yield
     finally:
         for parameter, view in zip(parameters, views, strict=True):
+            # A step inside may have moved the weights.
             parameter.data = view.copy_(parameter.data)
 
 

@@ -53,6 +53,7 @@ class AssignedMember:
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         position = 0
         if start.checkpoint is not None:
+            # Copied before the file replaces them: a clone takes changed hyper-parameters from here.
             built = [dict(group) for group in live.optimizer.param_groups]
             # The driver has compared the checksum. The tensors of the file are freed afterwards, and their copies stay.
             with outside_heap():

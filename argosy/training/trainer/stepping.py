@@ -57,6 +57,7 @@ class Stepping:
             return self._step_beside_split(block)
         through = True
         with run_concurrently([instance.program for instance in self._instances if trains]):
+            # A copy of the list, which changes when members end.
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
                     through = False

@@ -223,6 +223,7 @@ class Trainer:
     def take(self, block: Block, assignment: int) -> None:
         """Run all steps of a block, until a command is pending; keep blocks of later assignments, and drop those of earlier ones."""
         self.blocks += 1
+        # Behind a kept block the later ones are kept too, so that they stay in order.
         if assignment > self.assignment or self.kept:
             self.kept.append((block, assignment))
         elif assignment == self.assignment:
@@ -341,6 +342,7 @@ class Trainer:
                     if assigned.live.answers is not None:
                         answers[name] = assigned.live.answers
         if self.orders is not None:
+            # Only now is it known how much memory a section of steps takes.
             self.copies.resident.allow(self.orders.lengths)
         due = self.saving.due
         # A member without its own file gets one, because its best weights could otherwise not be saved if it fails.

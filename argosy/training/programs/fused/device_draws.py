@@ -80,6 +80,7 @@ class DeviceDraws:
 
     def advance(self) -> None:
         """Advance the members' states by the numbers that the finished step has drawn."""
+        # After another number of draws than foreseen, all coming offsets are wrong and are computed anew.
         self._number = self._number + 1 if torch.equal(self.moves, self._foreseen) else len(self._coming)
         if not self.moves.any():
             return

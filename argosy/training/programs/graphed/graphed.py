@@ -121,6 +121,7 @@ class Graphed:
         if lockstep is None:
             self._static_inputs.invalidate()
             self._whole.made.record()
+            # Its optimizers step themselves, so settings and step counts move without `note_step`.
             self._program.begin(batch)
             return
         data = self._whole.inputs(lockstep)
