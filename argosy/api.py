@@ -30,8 +30,9 @@ from argosy.running.control.driver import drive
 from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import make_began_anew, set_run_aside
 from argosy.running.directory.identity import Identity
-from argosy.running.directory.journal import Journal, Lock, make_own_directory, read_journal, timeline
+from argosy.running.directory.journal import Journal, read_journal, timeline
 from argosy.running.directory.loading import load_report
+from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher, Workers
 from argosy.running.launch.limits import limit_cores, usable_cores

@@ -38,7 +38,8 @@ from argosy.protocol.events import SectionEnded
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.control.driver import drive
-from argosy.running.directory.journal import Journal, Lock
+from argosy.running.directory.journal import Journal
+from argosy.running.directory.lock import Lock
 from argosy.running.launch.blobs import make_blobs
 from argosy.running.launch.discovery import make_node
 from argosy.running.launch.launcher import Job

@@ -20,7 +20,8 @@ from argosy.protocol.events import Event, MemberEnded, MemberStarted
 from argosy.results.fold import RunState
 from argosy.running.control.driver import drive
 from argosy.running.control.verdicts import Judge
-from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.lock import Lock
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.launch.processes import Processes
 from argosy.running.watch.phase import Phase

@@ -20,7 +20,8 @@ from argosy.protocol.trainer import Assign, Lost, Measure, Save, SectionReport
 from argosy.results.fold import FINAL_STATUSES, RunState
 from argosy.running.control.driver import drive
 from argosy.running.control.verdicts import Newcomer
-from argosy.running.directory.journal import Journal, Lock
+from argosy.running.directory.journal import Journal
+from argosy.running.directory.lock import Lock
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings

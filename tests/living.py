@@ -26,7 +26,8 @@ from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
-from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.lock import Lock
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch.inline import InlineWorkers
 from argosy.running.launch.launcher import Job, Launcher

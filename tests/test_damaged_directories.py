@@ -17,7 +17,7 @@ from argosy.cli.runs import runs
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
-from argosy.running.directory.journal import Lock
+from argosy.running.directory.lock import Lock
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,8 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the progress of a run, from its journal alone."""
-    from argosy.running.directory.journal import wait_for_section
     from argosy.running.directory.loading import load_report, search_report_of
+    from argosy.running.directory.lock import wait_for_section
 
     if wait:
         wait_for_section(directory)
@@ -97,7 +97,7 @@ def report(
         _print_results_of(load_report(directory), as_json=as_json, verbose=verbose)
         return
     if live:
-        from argosy.running.directory.journal import wait_for_data
+        from argosy.running.directory.lock import wait_for_data
 
         wait_for_data(directory)
     written, goes_on = _write_exports(directory, csv_file, figures, as_json=as_json), False

@@ -27,7 +27,8 @@ from argosy.running.control.clone import Clone
 from argosy.running.control.resume import resume_points, settle_files
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.inbox import Inbox
-from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.lock import Lock
 from argosy.running.directory.query import query
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.hosts.notices import FileBoard, Notice

@@ -34,7 +34,8 @@ from argosy.running.directory import query as querying
 from argosy.running.directory.anew import make_began_anew
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
-from argosy.running.directory.journal import Journal, Lock, make_own_directory, read_journal
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.running.launch.launcher import Job

@@ -22,7 +22,8 @@ from argosy.running.control import driver
 from argosy.running.directory import anew, inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.identity import Identity
-from argosy.running.directory.journal import Lock, timeline
+from argosy.running.directory.journal import timeline
+from argosy.running.directory.lock import Lock
 from argosy.running.directory.records import Metrics
 from argosy.views.html.report import write_report
 
@@ -222,7 +223,7 @@ def test_a_whole_run_begins_anew_and_nothing_is_lost(tmp_path: Path, wanted: dic
 def test_a_run_at_work_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     train(asked(epochs=1), run)
-    monkeypatch.setattr("argosy.running.directory.journal.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("argosy.running.directory.lock.PATIENCE_SECONDS", 0.1)
     with Lock(run / "run.lock"), pytest.raises(RunError, match="is in use by process"):
         train(asked(), run, fresh=True)
     assert (run / "journal.jsonl").exists()

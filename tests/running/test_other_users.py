@@ -20,7 +20,7 @@ from argosy.disk.files import check_directory, make_folder, open_append, replaci
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import Inbox, send_commands, write_command
-from argosy.running.directory.journal import Lock, has_driver
+from argosy.running.directory.lock import Lock, has_driver
 from argosy.running.hosts.agent import run_job_process
 from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.notices import FileBoard, Notice

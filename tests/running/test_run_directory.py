@@ -29,7 +29,7 @@ from argosy.results.fold import MemberState
 from argosy.running.control.resume import settle_files
 from argosy.running.directory import audit as audit_of
 from argosy.running.directory.anew import set_run_aside
-from argosy.running.directory.journal import Lock
+from argosy.running.directory.lock import Lock
 from argosy.stream.order import split_order
 
 

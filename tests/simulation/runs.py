@@ -43,8 +43,9 @@ from argosy.running.control import additions, positions, resume
 from argosy.running.control import driver as driving
 from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.directory import inbox, journal, records
-from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory import inbox, lock, records
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.lock import Lock
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch.launcher import Job
 from argosy.running.search.tuner import Tuner
@@ -523,7 +524,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (os, "getpid", lambda: PID),
         (socket, "gethostname", lambda: HOST),
         (records, "versions", lambda: VERSIONS),
-        (journal, "_start_time", lambda pid: BEGUN),
+        (lock, "_start_time", lambda pid: BEGUN),
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),

@@ -21,7 +21,7 @@ import argosy
 from argosy.cli import report as reporting_cli
 from argosy.protocol.events import MemberStarted, Recovered, SectionEnded, WorkerLost
 from argosy.results.bands import Band
-from argosy.running.directory import journal
+from argosy.running.directory import lock
 from argosy.running.directory.journal import timeline
 from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark, Span
@@ -409,7 +409,7 @@ def test_a_live_page_waits_for_a_run_that_has_just_begun(tmp_path: Path, monkeyp
             (tmp_path / "study.json").rename(run / "study.json")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(journal, "has_driver", lambda directory: True)
+    monkeypatch.setattr(lock, "has_driver", lambda directory: True)
     monkeypatch.setattr(reporting_cli, "print_output", lambda value: None)
     reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
     assert len(waited) == 3 and (run / "report.html").exists()

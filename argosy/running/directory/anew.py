@@ -13,7 +13,7 @@ from argosy.errors import RunError
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.protocol.events import BeganAnew
 from argosy.results.fold import MemberState, RunState
-from argosy.running.directory.journal import Lock, make_own_directory
+from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.study import Study
 
 __all__ = ["make_began_anew", "set_members_aside", "set_run_aside"]

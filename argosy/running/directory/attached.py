@@ -13,8 +13,9 @@ from argosy.errors.spelling import known_keywords, known_names
 from argosy.protocol.events import REFUSED
 from argosy.results.report import Report
 from argosy.running.directory.inbox import send_commands
-from argosy.running.directory.journal import has_driver, read_journal, wait_for_end, wait_for_section
+from argosy.running.directory.journal import read_journal
 from argosy.running.directory.loading import load_report
+from argosy.running.directory.lock import has_driver, wait_for_end, wait_for_section
 
 __all__ = ["AttachedRun", "attach"]
 

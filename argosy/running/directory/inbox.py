@@ -11,7 +11,8 @@ from argosy.disk.files import check_directory, make_folder, read_lines, read_own
 from argosy.disk.json_values import parse_json
 from argosy.errors import RunError
 from argosy.results.fold import RunState
-from argosy.running.directory.journal import has_driver, read_journal
+from argosy.running.directory.journal import read_journal
+from argosy.running.directory.lock import has_driver
 from argosy.running.directory.study_copy import StudyCopy
 
 __all__ = ["Inbox", "write_command", "send_commands"]

@@ -9,7 +9,8 @@ from argosy.errors import RunError
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
 from argosy.results.report import Report
-from argosy.running.directory.journal import has_driver, read_journal, timeline
+from argosy.running.directory.journal import read_journal, timeline
+from argosy.running.directory.lock import has_driver
 from argosy.running.directory.study_json import read_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport

@@ -21,7 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
-from argosy.running.directory.journal import make_own_directory
+from argosy.running.directory.lock import make_own_directory
 from argosy.running.directory.versions import versions
 from argosy.running.doctor.cluster_checks import Findings, MeasuredLink, NodeInfo, Samples, judge_cluster
 from argosy.running.doctor.machine_checks import Check

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError, WorkerError
-from argosy.running.directory.journal import make_own_directory
+from argosy.running.directory.lock import make_own_directory
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agent_listener import AgentListener
 from argosy.running.hosts.nodes import NodeWorkers
