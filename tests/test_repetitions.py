@@ -18,8 +18,8 @@ from scipy import stats
 import argosy
 from argosy.designs import grid as members
 from argosy.results import intervals, ranking
+from argosy.results.end_table import EndTable
 from argosy.results.intervals import Interval, t_quantile
-from argosy.results.means import Means
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Repetitions
 from argosy.study import Repetition
@@ -202,15 +202,15 @@ def test_what_is_not_done_does_not_count() -> None:
 def test_repetitions_that_are_one_network_are_told() -> None:
     outcomes = {"same": {seed: {"val_loss": 0.1, "val_accuracy": 1.0} for seed in range(3)}}
     outcomes["other"] = {seed: {"val_loss": 0.2 + seed / 10, "val_accuracy": 1.0} for seed in range(3)}
-    means = Means.of(repetitions(outcomes))
+    means = EndTable.of_means(repetitions(outcomes))
     assert means is not None
     assert (
-        "Repetitions of same are equal in every figure, for example because a factory sets its own seed." in means.text
+        "Repetitions of same are equal in every figure, for example because a factory sets its own seed." in means.note
     )
     del outcomes["same"]
-    means = Means.of(repetitions(outcomes))
+    means = EndTable.of_means(repetitions(outcomes))
     assert means is not None
-    assert "equal" not in means.text
+    assert "equal" not in means.note
 
 
 def test_values_that_are_no_numbers_tell_nothing_apart() -> None:

@@ -11,8 +11,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import features_of, few_inputs
 from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.export.exported import About, Combination, Exported, InputLeaf
-from argosy.results.member import MemberResult
-from argosy.results.report import best_epochs
+from argosy.results.member import MemberResult, best_epochs
 from argosy.stream.trees import flatten
 from argosy.study import Study
 from argosy.version import __version__

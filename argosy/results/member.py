@@ -13,7 +13,7 @@ from argosy.results.bands import Band, Curve, Spread
 from argosy.results.fold import FAILED_STATUSES, MemberState
 from argosy.study import Repetition
 
-__all__ = ["LEFT_OUT", "MemberResult", "Networks", "band_of"]
+__all__ = ["LEFT_OUT", "MemberResult", "Networks", "band_of", "best_epochs", "format_best_epochs"]
 
 LEFT_OUT = "left out"
 """Status of a member that has trained but has been removed from the study."""
@@ -161,3 +161,13 @@ def band_of(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread
     # By a hyper-parameter, members of several configurations are in one band.
     draws = [row.name if row.repetition is None else (row.repetition.of, row.repetition.draw) for row in rows]
     return Band.of(name, [row.curve(metric) for row in rows], spread, overlap=overlap, draws=draws)
+
+
+def best_epochs(row: MemberResult) -> float | None:
+    """Return after how many epochs a member was best; may be a fraction with several validations per epoch."""
+    return next((ended.epochs for ended in reversed(row.sections) if ended.best), None)
+
+
+def format_best_epochs(row: MemberResult) -> str:
+    """Return the same as text, with the epochs that the member has finished."""
+    return f"{best_epochs(row):g} of {row.epochs:g}"

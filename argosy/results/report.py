@@ -18,16 +18,16 @@ from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.bands import BANDS, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
+from argosy.results.end_table import EndTable
 from argosy.results.ending import Ending, format_counts, output_size
 from argosy.results.fold import MemberState, RunState
 from argosy.results.frames import to_frame
 from argosy.results.legs import LegResult, gauges_of, legs_of, waiting_share
-from argosy.results.means import Means
-from argosy.results.member import LEFT_OUT, MemberResult, Networks, band_of
+from argosy.results.member import LEFT_OUT, MemberResult, Networks, band_of, format_best_epochs
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
 
-__all__ = ["Format", "Report", "best_epochs"]
+__all__ = ["Format", "Report"]
 
 Combine = Literal["probabilities", "logits", "votes", "mean"]
 """How the outputs of networks are combined."""
@@ -416,8 +416,8 @@ class Report:
         failed = [row for row in self.rows if row.status == "failed"]
         single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
         counted_any = any(one.counted for one in self.repetitions.configurations)
-        means = Means.of(self.repetitions, single) if counted_any else None
-        columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
+        means = EndTable.of_means(self.repetitions, single) if counted_any else None
+        table = means or EndTable.of_members(self.rows, self.objective)
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {format_duration(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
@@ -427,10 +427,10 @@ class Report:
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
             if failed
             else "",
-            columns=tuple(columns),
-            rows=tuple(map(tuple, rows)),
+            columns=table.columns,
+            rows=table.rows,
             everything=f"argosy report {shlex.quote(str(self.directory))} --verbose",
-            note="" if means is None else means.text,
+            note=table.note,
             state=f"{self.status}{took}{why}: {format_counts([row.status for row in self.rows])}. Everything is in {self.directory}",
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
@@ -443,7 +443,9 @@ class Report:
             row = next(filter(self._has_number, self.rows), None)
             if row is None:
                 return (f"Best: none yet, because no member has a {self.objective} that counts.",)
-            so_far = f"{row.name}, {self.objective} {row.metrics[self.objective]:.4g} at epoch {_best_of_epochs(row)}"
+            so_far = (
+                f"{row.name}, {self.objective} {row.metrics[self.objective]:.4g} at epoch {format_best_epochs(row)}"
+            )
             return (
                 f"Best so far: {so_far}; no configuration has a mean that counts",
                 f"{load}.member({row.name!r}).load()",
@@ -451,7 +453,7 @@ class Report:
         if leader.repetitions is not None:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
-        return f"Best: {leader} at epoch {_best_of_epochs(row)}", f"{load}.member({row.name!r}).load()"
+        return f"Best: {leader} at epoch {format_best_epochs(row)}", f"{load}.member({row.name!r}).load()"
 
     def _last_ensemble(self) -> tuple[str, ...]:
         """Return the last ensemble of `Study.ensemble`, and how to load it."""
@@ -479,24 +481,6 @@ class Report:
     def _load_expression(self) -> str:
         """Return the Python expression that reads this report again."""
         return f"argosy.load({str(self.directory)!r}, study={'search).run' if self.is_search else 'study)'}"
-
-    def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
-        """Return the table of members, without hyper-parameters that are equal in all."""
-        found = dict.fromkeys(name for row in self.rows for name in row.metrics if name not in (self.objective, "lr"))
-        metrics = sorted(found, key=lambda name: not name.startswith("val_"))
-        differ = differing_parameters({row.name: row.hyperparameters for row in self.rows})
-        rows = [
-            [
-                *(row.name, row.metrics.get(self.objective, "")),
-                _best_of_epochs(row) if row.metrics else "",
-                row.status,
-                *(row.metrics.get(name, "") for name in metrics),
-                *(row.hyperparameters.get(name, "") for name in differ),
-                round(row.seconds, 1),
-            ]
-            for row in self.rows
-        ]
-        return ["member", self.objective, "best epoch", "status", *metrics, *differ, "seconds"], rows
 
     def _actions(self, again: str, fixed: str) -> tuple[tuple[str, str], ...]:
         folder = shlex.quote(str(self.directory))
@@ -573,6 +557,7 @@ class Report:
             for name, described in summary["members"].items()
         ]
         rows.sort(key=lambda row: (row.status == LEFT_OUT, rank(row.metrics.get(objective), mode, failed=row.failed)))
+        repeated = [(row.repetition, row) for row in rows if row.repetition is not None and row.status != LEFT_OUT]
         used = list(itertools.chain.from_iterable(state.used))
         return cls(
             rows=tuple(rows),
@@ -596,33 +581,16 @@ class Report:
             alone=state.alone,
             diagnosis=diagnose((one.worker, one.gauge) for one in used),
             repetitions=Repetitions.of(
-                [
-                    (row.repetition, _outcome(row))
-                    for row in rows
-                    if row.repetition is not None and row.status != LEFT_OUT
-                ],
+                [(repetition, _outcome(row)) for repetition, row in repeated],
                 objective=objective,
                 mode=mode,
-                held_out={
-                    (row.repetition.of, row.repetition.under): summary["members"][row.name].get("val_subset")
-                    for row in rows
-                    if row.repetition is not None
-                },
+                held_out={(its.of, its.under): summary["members"][row.name].get("val_subset") for its, row in repeated},
             ),
             networks=networks,
             gauges=gauges_of(state),
             validations_per_epoch=summary["validations_per_epoch"],
             is_search=bool(state.searches),
         )
-
-
-def best_epochs(row: MemberResult) -> float | None:
-    """Return after how many epochs a member was best; may be a fraction with several validations per epoch."""
-    return next((ended.epochs for ended in reversed(row.sections) if ended.best), None)
-
-
-def _best_of_epochs(row: MemberResult) -> str:
-    return f"{best_epochs(row):g} of {row.epochs:g}"
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

@@ -18,7 +18,8 @@ from argosy.cli.app import app
 from argosy.cli.runs import runs
 from argosy.errors.wording import format_duration
 from argosy.results.ending import output_size
-from argosy.results.report import Report, best_epochs
+from argosy.results.member import best_epochs
+from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import TrialResult

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.protocol.events import Event, SectionEnded
-from argosy.results.means import Means
+from argosy.results.end_table import EndTable
 from argosy.results.report import Report
 from argosy.tuning.report import PackSavings, SearchReport
 from argosy.views.html.cards import cards
@@ -62,7 +62,7 @@ def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict
     table = table_of(rows, report.objective, moments)
     devices = devices_of(chronicle.spans, chronicle.marks, chronicle.seconds, places)
     idle = [lane["idle"] for lane in devices["lanes"]]
-    means = Means.of(report.repetitions)
+    means = EndTable.of_means(report.repetitions)
     return {
         "title": f"{report.directory.name}: {report.status}",
         "name": report.directory.name,
@@ -82,7 +82,7 @@ def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict
         ),
         **table,
         "bands": bands_of(report, table["metrics"], moments) if search is None else [],
-        "means": section("Repetitions", [(means.text, Sheet(columns=means.columns, rows=means.rows))])
+        "means": section("Repetitions", [(means.note, Sheet(columns=means.columns, rows=means.rows))])
         if means
         else None,
         "search": None if search is None else search_of(search, chronicle.state),

@@ -7,8 +7,8 @@ from typing import Any
 from argosy.errors.wording import cause_of, shorten_names
 from argosy.errors.wording import format_value as spelled
 from argosy.results.bands import Band, Spread
-from argosy.results.member import MemberResult, band_of
-from argosy.results.report import Report, best_epochs
+from argosy.results.member import MemberResult, band_of, best_epochs
+from argosy.results.report import Report
 from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult
