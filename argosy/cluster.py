@@ -1,7 +1,6 @@
 """Nodes and devices to train on, as plain values that planners, simulators and real runs share."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from argosy.errors import PlanError
@@ -56,7 +55,7 @@ class Cluster:
                 "the cluster has no device. Choose at least one, for example --devices cpu:1 or --devices cuda:0."
             )
         if len(set(names)) != len(names):
-            raise PlanError(f"the cluster's devices are named {_format_names(sorted(names))}. Give each a unique name.")
+            raise PlanError(f"the cluster's devices are named {', '.join(sorted(names))}. Give each a unique name.")
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
@@ -115,9 +114,5 @@ class Cluster:
             if device.name == name:
                 return device
         raise PlanError(
-            f"unknown device {name!r} in this cluster; choose one of {_format_names(d.name for d in self.devices)}."
+            f"unknown device {name!r} in this cluster; choose one of {', '.join(d.name for d in self.devices)}."
         )
-
-
-def _format_names(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.errors import PlanError
+from argosy.errors.spelling import did_you_mean
 from argosy.views.output import All, Json, print_output
 
 if TYPE_CHECKING:
@@ -170,7 +171,6 @@ def _sizes(text: str) -> list[int]:
 
 
 def _policies(text: str) -> Sequence[str]:
-    from argosy.errors.spelling import did_you_mean
     from argosy.planning import POLICIES
 
     # ``exact`` solves only small cases.

@@ -124,15 +124,11 @@ class _Sharing:
     @cached_property
     def fed(self) -> int:
         """Largest number of members apart, up to `needed`, that preparation can feed besides the shared stream."""
-        most = self.most_apart if self.needed is None else self.needed
-        return max((apart for apart in range(most + 1) if self._demand(apart) <= self._left), default=0)
+        most, left = self.most_apart if self.needed is None else self.needed, preparation_left(self.situation)
+        return max((apart for apart in range(most + 1) if self._demand(apart) <= left), default=0)
 
     def _demand(self, apart: int) -> float:
         return self._demand_apart[apart] + (1.0 / self.pace_seconds(apart) if self.shares(apart) else 0.0)
-
-    @cached_property
-    def _left(self) -> float:
-        return preparation_left(self.situation)
 
     @property
     def fair_devices(self) -> float:

@@ -1,7 +1,7 @@
 """Recompute from the study alone what every member must have stepped on, and compare it with the journal."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from argosy.errors import RunError
+from argosy.protocol.events import SectionEnded
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.study_json import read_study
@@ -30,11 +31,12 @@ def audit(directory: Path) -> list[str]:
             f"{directory} has no study.json: the run ended before anything was trained. Run the same command again."
         )
     _check_lengths(directory, state, summary)
-    found, shards, known = [], state.shards.get("train", ()), dict[tuple[str, int, int], Digest]()
-    for name, described in summary["members"].items():
-        member = state.members.get(name, MemberState(name))
-        found += _audit_member(member, described, summary, state.holes, shards, known)
-    return found
+    auditor = _Auditor(state, summary)
+    return [
+        error
+        for name, described in summary["members"].items()
+        for error in auditor.errors_of(state.members.get(name, MemberState(name)), described)
+    ]
 
 
 def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) -> None:
@@ -48,59 +50,60 @@ def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) ->
         )
 
 
-def _audit_member(
-    member: MemberState,
-    described: dict[str, Any],
-    summary: dict[str, Any],
-    holes: dict[tuple[str, int], set[int]],
-    shards: Sequence[int],
-    known: dict[tuple[str, int, int], Digest],
-) -> list[str]:
-    """Return the errors of a member's record; `known` has digests of all samples, by split, stream epoch and elements, for the next members."""
-    found, per_epoch = [], summary["validations_per_epoch"]
-    numbers = [row.epoch * per_epoch + row.section for row in member.sections]
-    if numbers != list(range(len(numbers))):
-        found.append(f"{member.name}: the journal has sections {numbers}; some are missing")
-    stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
-    if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
-        found.append(f"{member.name}: its stream epochs {stream_epochs} are not in ascending order")
-    for ended in member.sections:
-        assigned = member.stream_epoch(ended.epoch)
-        if assigned != ended.stream_epoch:
-            found.append(
-                f"{member.name}: epoch {ended.epoch + 1} was trained on stream epoch {ended.stream_epoch}, but "
-                f"was assigned {assigned}"
-            )
-        for split, words in (("train", ended.digest), ("val", ended.val_digest)):
-            if words is None:
-                continue
-            length = summary["lengths"].get(split, 0)
-            subset = described["subset" if split == "train" else "val_subset"]
-            if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
-                found.append(
-                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has samples beyond the study's {length}, "
-                    f"or an impossible stream epoch ({ended.stream_epoch})"
+class _Auditor:
+    """Recomputes what members must have stepped on."""
+
+    def __init__(self, state: RunState, summary: dict[str, Any]) -> None:
+        self._summary = summary
+        self._holes = state.holes
+        self._shards: Sequence[int] = state.shards.get("train", ())
+        self._known: dict[tuple[str, int, int], Digest] = {}
+        """Digests of all samples, by split, stream epoch and elements: the same for every member without a subset."""
+
+    def errors_of(self, member: MemberState, described: dict[str, Any]) -> Iterator[str]:
+        """Yield the errors of a member's record."""
+        per_epoch = self._summary["validations_per_epoch"]
+        numbers = [row.epoch * per_epoch + row.section for row in member.sections]
+        if numbers != list(range(len(numbers))):
+            yield f"{member.name}: the journal has sections {numbers}; some are missing"
+        stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
+        if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
+            yield f"{member.name}: its stream epochs {stream_epochs} are not in ascending order"
+        for ended in member.sections:
+            assigned = member.stream_epoch(ended.epoch)
+            if assigned != ended.stream_epoch:
+                yield (
+                    f"{member.name}: epoch {ended.epoch + 1} was trained on stream epoch {ended.stream_epoch}, but "
+                    f"was assigned {assigned}"
                 )
-                continue
-            selection = Selection.of(subset, length)
-            order = cache(partial(split_order, summary["seed"], split, ended.stream_epoch, length, shards))
-            elements = selection.length
-            if split == "train":
-                stop = section_stop(ended.section, length, per_epoch)
-                elements = _elements(selection, order, stop, described, by_length=summary["ragged"] is not None)
-            at = split, ended.stream_epoch, elements
-            expected = known.get(at) if subset is None else None
-            if expected is None:
-                broken = sorted(hole for hole in holes.get(at[:2], ()) if hole < length)
-                expected = selection.digest(order(), elements=elements, holes=broken)
-                if subset is None:
-                    known[at] = expected
-            if tuple(words) != expected:
-                found.append(
-                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has digest {tuple(words)}, but the order "
-                    f"of stream epoch {ended.stream_epoch} gives {tuple(expected)}"
-                )
-    return found
+            for split, words in (("train", ended.digest), ("val", ended.val_digest)):
+                if words is not None and (error := self._compare(ended, split, words, described)) is not None:
+                    yield f"{member.name}: epoch {ended.epoch + 1} ({split}) has {error}"
+
+    def _compare(
+        self, ended: SectionEnded, split: str, words: tuple[int, int, int], described: dict[str, Any]
+    ) -> str | None:
+        """Return what is wrong with the digest of one split of a section; None if it is that of its samples."""
+        length: int = self._summary["lengths"].get(split, 0)
+        subset = described["subset" if split == "train" else "val_subset"]
+        if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
+            return f"samples beyond the study's {length}, or an impossible stream epoch ({ended.stream_epoch})"
+        selection = Selection.of(subset, length)
+        order = cache(partial(split_order, self._summary["seed"], split, ended.stream_epoch, length, self._shards))
+        elements = selection.length
+        if split == "train":
+            stop = section_stop(ended.section, length, self._summary["validations_per_epoch"])
+            elements = _elements(selection, order, stop, described, by_length=self._summary["ragged"] is not None)
+        at = split, ended.stream_epoch, elements
+        expected = self._known.get(at) if subset is None else None
+        if expected is None:
+            broken = sorted(hole for hole in self._holes.get(at[:2], ()) if hole < length)
+            expected = selection.digest(order(), elements=elements, holes=broken)
+            if subset is None:
+                self._known[at] = expected
+        if tuple(words) == expected:
+            return None
+        return f"digest {tuple(words)}, but the order of stream epoch {ended.stream_epoch} gives {tuple(expected)}"
 
 
 def _elements(

@@ -83,7 +83,9 @@ class Identity:
     def update_left_out(self, study: Study) -> None:
         """Rewrite the members of a run with nothing to train, if its study has lost members or got them back."""
         found = self.found
-        if found is not None and any((name in study.names) == _left_out(one) for name, one in found["members"].items()):
+        if found is not None and any(
+            (name in study.names) == one.get("left_out", False) for name, one in found["members"].items()
+        ):
             here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
             self._merge_earlier(found, here)
             write_json(self.directory / "study.json", here)
@@ -245,10 +247,6 @@ def _advice(changed: Sequence[str], directory: Path) -> str:
 
 def _metrics(described: Mapping[str, Any]) -> list[str]:
     return [key for key in described if key.startswith("metrics.")]
-
-
-def _left_out(described: Mapping[str, Any]) -> bool:
-    return bool(described.get("left_out"))
 
 
 def _value_changes(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:

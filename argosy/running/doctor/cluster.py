@@ -118,7 +118,8 @@ class _Desk:
         called = None if certificate is None else certificate.called
         self._listener = Listener(key, lambda refusal: None, seal=called)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="argosy-desk", daemon=True)
+        serve = partial(self._listener.serve, self._over, _answer_caller, tick_seconds=TICK_SECONDS)
+        self._thread = threading.Thread(target=serve, name="argosy-desk", daemon=True)
 
     def __enter__(self) -> "_Desk":
         self._thread.start()
@@ -152,9 +153,6 @@ class _Desk:
         except (WorkerError, OSError, EOFError) as error:
             return MeasuredLink(to=there.rank, problem=str(error.__cause__ or error) or "the connection was closed")
         return MeasuredLink(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
-
-    def _serve(self) -> None:
-        self._listener.serve(self._over, _answer_caller, tick_seconds=TICK_SECONDS)
 
 
 def _answer_caller(peer: Peer) -> bool:

@@ -239,7 +239,7 @@ class Agent:
         while True:
             workers.flush_commands()
             self.outbox.flush()
-            self._wait(workers)
+            poll(TICK_SECONDS, [(self.peer, self.outbox.unsent), (workers, False)])
             self._received += self.peer.receive()
             while self._received:
                 message = self._received.popleft()
@@ -251,9 +251,6 @@ class Agent:
             if time.monotonic() - self._told > SIGNS_SECONDS:
                 self._told = time.monotonic()
                 self._send_heartbeats(workers)
-
-    def _wait(self, workers: ProcessWorkers) -> None:
-        poll(TICK_SECONDS, [(self.peer, self.outbox.unsent), (workers, False)])
 
     def _handle_command(self, workers: ProcessWorkers, message: Any) -> None:
         match message:

@@ -71,9 +71,8 @@ class Processes:
 
     def open(self, job: "Job") -> "ProcessWorkers":
         """Implement `Launcher.open`: worker processes of this machine."""
-        from argosy.running.launch.blobs import (
-            make_blobs,
-        )  # imports torch, which an agent does not need because it only passes blobs on
+        # It imports torch, which an agent does not need, because an agent only passes blobs on.
+        from argosy.running.launch.blobs import make_blobs
 
         return self.workers(make_blobs(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
 
