@@ -20,16 +20,13 @@ from argosy.errors.system import explain_refusals
 from argosy.planning.forecast import Forecast, forecast
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
-from argosy.protocol.events import SearchBegan
 from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
 from argosy.results.fold import RunState
 from argosy.results.report import Report
-from argosy.running.control.clone import link_checkpoint
 from argosy.running.control.costs import Costs
 from argosy.running.control.driver import drive
 from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import make_began_anew, set_run_aside
-from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal, read_journal, timeline
 from argosy.running.directory.loading import load_report
 from argosy.running.directory.lock import Lock, make_own_directory
@@ -365,25 +362,8 @@ def run_search(
             tuner.replay(events, state)
             tuner.check_enqueued()
             brought = tuner.bring(state)
-            begins = [
-                SearchBegan(terms=tuner.terms),
-                *(event for new in brought for event in new.events),
-                *tuner.found(state),
-            ]
-            study = tuner.study
-            job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            # Check before anything is journaled: once a refused change is in the journal, undoing it would be refused too.
-            # Only trials are checked here; members that the user adds come later.
-            trials = {name: one for name, one in state.members.items() if name in study.names}
-            Identity(directory, trials, job.process_state, of_search=True).check(study)
-            tuner.show(directory, store)
-            for new in brought:
-                if new.cloned is not None:
-                    link_checkpoint(directory, new.cloned)
-            for event in begins:
-                journal.append(event)
-                state.apply(event)
-            journal.commit()
+            job = Job(study=tuner.study, settings=settings, directory=directory, lock=lock.descriptor)
+            tuner.begin(brought, job, journal, state, store)
             cluster = launcher.discover(settings)
             watching.expect(partial(tuner.epochs_to_come, state))
             roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}

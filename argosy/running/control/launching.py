@@ -11,9 +11,11 @@ from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.planning import MOVING_BY_FILES, POLICIES, Policy, Situation, best_with_known_epochs
 from argosy.planning.outcomes import Charges
+from argosy.planning.policy import NamedPolicy
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.protocol.events import Split
+from argosy.settings import Settings
 
 __all__ = ["Planner", "restore_shares"]
 
@@ -33,6 +35,23 @@ class Planner:
     """Seconds that each feeder needs to open the data."""
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy
     """Wraps a policy so that it repeats earlier answers to the same questions."""
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        settings: Settings,
+        wrap_policy: Callable[[Policy], Policy],
+        packs: NamedPolicy | None,
+    ) -> "Planner":
+        """Return the planner of a run: `packs`, the policy of a search, replaces that of the settings."""
+        if packs is not None:  # its answers follow from the proposals of the search
+            return cls(cluster=cluster, policy_name=packs.name, policy=packs)
+        policy = POLICIES[settings.policy]
+        # With one device there is only one plan, and with exact numerics plans do not affect bits.
+        if len(cluster.devices) == 1 or settings.numerics == "exact":
+            return cls(cluster=cluster, policy_name=settings.policy, policy=policy)
+        return cls(cluster=cluster, policy_name=settings.policy, policy=wrap_policy(policy), wrap_policy=wrap_policy)
 
     @property
     def preparation_rate(self) -> float | None:

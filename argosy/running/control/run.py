@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES
 from argosy.planning.policy import NamedPolicy
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
@@ -90,16 +89,7 @@ class Run:
         self.pool: WorkerPool = WorkerPool(workers, cluster, state.shards)
         self.cost_table = measuring
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
-        name = self.settings.policy
-        # With one device there is only one plan, with exact numerics plans do not affect bits, and packs of a search follow from its proposals.
-        shows = len(cluster.devices) > 1 and self.settings.numerics != "exact"
-        repeating = self.choices.wrap_policy if shows else lambda policy: policy
-        self.planner: Planner = Planner(
-            cluster=cluster,
-            policy_name=packs.name if packs else name,
-            policy=packs or repeating(POLICIES[name]),
-            wrap_policy=repeating,
-        )
+        self.planner: Planner = Planner.of(cluster, self.settings, self.choices.wrap_policy, packs)
         self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
         self.metrics: Metrics = Metrics(job.directory)
         self.tolerance: Tolerance = Tolerance(job.directory / "workers", of_search=bool(bringers))

@@ -20,8 +20,11 @@ from typing import Any
 from argosy.errors import StudyError
 from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
-from argosy.running.control.clone import newest_checkpoint
+from argosy.running.control.clone import link_checkpoint, newest_checkpoint
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
+from argosy.running.directory.identity import Identity
+from argosy.running.directory.journal import Journal
+from argosy.running.launch.launcher import Job
 from argosy.running.search.populations import Population
 from argosy.running.search.rungs import PackPolicy
 from argosy.running.search.terms import check_terms, terms_of
@@ -220,6 +223,22 @@ class Tuner:
                 f"enqueue has {waiting} trials that this directory has not started, but the search has room for {room} more. "
                 "Raise n_trials, or remove the trials that would never run."
             )
+
+    def begin(self, brought: Sequence[Newcomer], job: Job, journal: Journal, state: RunState, store: Store) -> None:
+        """Journal the terms, the trials that begin, and constraint values; raises RunError if trials that have begun were changed."""
+        # Check before anything is journaled: once a refused change is in the journal, undoing it would be refused too.
+        # Only trials are checked here; members that the user adds come later.
+        trials = {name: one for name, one in state.members.items() if name in job.study.names}
+        Identity(job.directory, trials, job.process_state, of_search=True).check(job.study)
+        found = self.found(state)
+        self.show(job.directory, store)
+        for new in brought:
+            if new.cloned is not None:
+                link_checkpoint(job.directory, new.cloned)
+        for event in (SearchBegan(terms=self.terms), *(event for new in brought for event in new.events), *found):
+            journal.append(event)
+            state.apply(event)
+        journal.commit()
 
     def show(self, directory: Path, store: Store) -> None:
         """Copy the search to Optuna's storage, and keep the copy up to date from now on."""
