@@ -59,7 +59,7 @@ class Profile:
     memory_bytes: int
     """Peak memory on a device that carries the whole member."""
     state_bytes: int
-    """Weights and optimizer state: what moving the member carries."""
+    """Weights and optimizer state, which are moved with the member."""
     activation_bytes: int = 0
     """The part of ``memory_bytes`` that lives only during a step: the members of a pack take turns in it."""
     splittable: bool = False
@@ -67,11 +67,11 @@ class Profile:
     node_devices: int = 4
     """Devices of one node where the rates were measured; fixes the anchor of Equation 5."""
     shard_cost: ShardCost | None = None
-    """Cost of a shard, measured apart; None: fitted to the rates."""
+    """Cost of a shard, if it was measured; otherwise it is fitted to the rates."""
     alike: str = ""
-    """Key of members that may be one program, and belong together; empty for one that is like no other."""
+    """Key that members have in common if they may form one program; empty if no other member is alike."""
     program_bytes: int = 0
-    """Its part of the memory of a step that a program makes for it and others; 0 where none does, or where it is not counted."""
+    """Its part of the memory of a step of a program with several members; 0 without such a program, or if memory is not counted."""
 
     def __post_init__(self) -> None:
         if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):
@@ -144,7 +144,7 @@ class Profile:
         return self.shard_cost or fit_shard_cost(self.samples_per_second)
 
     def observed(self, samples_per_second: float, *, devices: int = 1, weight: float = 0.5) -> "Profile":
-        """Return this profile after a run has seen the member at that rate: every r(m) moves by the same factor."""
+        """Return the profile moved towards an observed rate; every r(m) is multiplied by the same factor."""
         factor = (1 - weight) + weight * samples_per_second / self.rate(devices)
         cost = self.shard_cost and ShardCost(
             fixed_seconds=self.shard_cost.fixed_seconds / factor,
@@ -229,7 +229,7 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 
 
 def load_profiles(path: Path) -> tuple[Profile, ...]:
-    """Return the profiles of a file; raises PlanError where it holds none."""
+    """Return the profiles of a file; raises PlanError if it holds none."""
     try:
         found: Profiles = convert(parse_json(path.read_text()), Profiles, "it")
         return found["profiles"]

@@ -36,8 +36,8 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
 def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
     """Return the same network under several seeds, 0 to `seeds` - 1 or those given: one member for each.
 
-    A seed decides initial weights and whatever the member draws; the order of samples is the study's, for all the same. So
-    replicates of two networks with the same seed differ by the networks alone, and the report compares them in pairs.
+    A seed determines a member's initial weights and its random numbers; the order of samples is that of the study for all. Replicates of
+    two networks with the same seed therefore differ only in the networks, and the report compares them in pairs.
 
     >>> from functools import partial
     >>> mlp = Member("mlp", model=dict, optimizer=dict, batch_size=32)
@@ -58,7 +58,7 @@ def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
 
 
 def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any) -> Member:
-    """Return the member as a repetition of itself with these changes; a repetition becomes one in two ways."""
+    """Return the member, changed, as a repetition of itself; a member that is a repetition already repeats in both ways."""
     of, under = member.name, what
     if member.repetition is not None:
         of, under = member.repetition.of, f"{member.repetition.under}-{what}"

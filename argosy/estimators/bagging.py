@@ -38,7 +38,7 @@ MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 MEMORY = Path("/dev/shm")
 """In-memory folder for the files of temporary runs; on a disk, each of a thousand small writes would wait."""
 LEAST_BYTES = 2**29
-"""Room that there must be: a container has 64 MiB, if nothing more was asked for."""
+"""Least free space there; a container has 64 MiB by default."""
 NOTE = "scores are computed on {:,} samples, each predicted by the networks that held it out"
 
 
@@ -51,9 +51,9 @@ class TrainingTable:
     targets: npt.NDArray[Any]
     """Class numbers ``[N]``, or numbers ``[N, outputs]``."""
     weights: npt.NDArray[np.float64] | None
-    """``[N]``, of mean 1."""
+    """Weights of the samples ``[N]``, with mean 1; None if all weigh the same."""
     classes: int
-    """0 where targets are numbers."""
+    """Number of classes; 0 if targets are numbers."""
 
     @property
     def outputs(self) -> int:
@@ -62,7 +62,7 @@ class TrainingTable:
 
 
 class Restored(nn.Module):
-    """Outputs of a network in units of the targets, which it is trained on with mean 0 and standard deviation 1."""
+    """Converts outputs to the units of the targets; networks are trained on targets with mean 0 and standard deviation 1."""
 
     mean: Tensor
     deviation: Tensor
@@ -74,11 +74,11 @@ class Restored(nn.Module):
         self.register_buffer("deviation", torch.from_numpy(np.where(deviation > 0, deviation, 1.0)))
 
     def forward(self, outputs_NO: Tensor) -> Tensor:
-        """Return them in these units."""
+        """Return outputs ``[N, outputs]`` in the units of the targets."""
         return outputs_NO * self.deviation + self.mean
 
     def standardised(self, targets_NO: Tensor) -> Tensor:
-        """Return what a network is trained on."""
+        """Return targets with mean 0 and standard deviation 1."""
         return (targets_NO - self.mean) / self.deviation
 
 
@@ -89,7 +89,7 @@ class Fold:
     held_out: Sequence[int]
     preparation: TablePreparation
     restored: Restored | None
-    """None where targets are classes."""
+    """None for classes."""
 
     @classmethod
     def of(cls, samples: TrainingTable, member: Member, numbers: Numbers) -> "Fold":
@@ -111,13 +111,13 @@ class Fold:
         return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).to(dtype)]
 
     def network_for_rows(self, network: nn.Module) -> nn.Module:
-        """Return the network for rows as an estimator encodes them, in float64: what it says of a row depends on no other one."""
+        """Return a network for rows as an estimator encodes them; in float64, so that an output does not depend on the other rows."""
         restored = () if self.restored is None else (self.restored,)
         return nn.Sequential(self.preparation, network.double(), *restored).eval()
 
 
 class Bag(nn.Module):
-    """The networks of one member's folds: the mean of their outputs, of classes by a temperature."""
+    """Mean output of the networks of one member's folds; for classes, divided by a temperature."""
 
     def __init__(self, networks: Sequence[nn.Module], temperature: float) -> None:
         super().__init__()
@@ -141,8 +141,8 @@ def train_bagged(
 ) -> Ensemble:
     """Train members on all folds as one run, and return their ensemble: rows in, probabilities of classes or numbers out.
 
-    The data of the run are a copy of the table for each fold, prepared by what the fold's training rows say. The ensemble is
-    selected and calibrated on what networks say of the rows that they held out. Raises MemberError if no member was trained on all folds.
+    The data of the run are one copy of the table per fold, prepared with statistics of the fold's training rows. The ensemble is
+    selected and calibrated on the networks' outputs for the rows that they held out. Raises MemberError if no member was trained on all folds.
     """
     made = _make_members(members, samples, folds)
     families = [_split_into_folds(member, samples, folds, seed) for member in made]
@@ -191,7 +191,7 @@ def _memory_folder() -> Path | None:
 
 
 def _devices(launcher: str) -> str | None:
-    """Return one device for a process without accelerators: on it all members can be packed together."""
+    """Return a single device for a process without accelerators, so that all members can be packed on it."""
     return None if launcher != "inline" or torch.accelerator.is_available() else "cpu:1"
 
 
@@ -254,9 +254,9 @@ def _shift_rows(member: Member, by: int) -> Member:
 def _make_bags(
     samples: TrainingTable, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
 ) -> tuple[dict[str, Bag], Predicted]:
-    """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that.
+    """Return each member's networks as one, calibrated on the rows that they held out, and their outputs for these rows.
 
-    Of rows with weights each is there about as often as its weight says.
+    A row with a weight is repeated about as often as its weight says.
     """
     order = torch.cat([torch.as_tensor(fold.held_out) for fold in cut])
     drawn = _resample_rows(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
@@ -280,7 +280,7 @@ def _make_bags(
 
 
 def _resample_rows(weights: npt.NDArray[np.float64]) -> Tensor:
-    """Return places, as many as there are, at equal distances along the sum of the weights."""
+    """Return as many row numbers as there are weights, taken at equal distances along the cumulative weight."""
     ends = np.cumsum(weights / weights.mean())
     return torch.from_numpy(np.searchsorted(ends, np.arange(len(ends)) + 0.5).clip(max=len(ends) - 1))
 

@@ -2,8 +2,8 @@
 
 The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
 training, in this order on every node, and all nodes move at one pace; so it is the last stage with a full queue before
-it. A queue longer than what there is to put in never fills, and one that filled while trainers started says nothing; so
-no stage counts as the bottleneck that is clearly faster than another, whatever the queues say.
+it. A queue with more room than there are samples never fills, and one may fill while trainers start. A stage that is
+clearly faster than another is therefore never the bottleneck, however full the queues are.
 """
 
 import itertools
@@ -33,7 +33,7 @@ LEAST_SECONDS = 1e-9
 EARLY = 0.5
 """Seconds of preparation, and of training, before which rates and queues are not meaningful."""
 WAITS = 0.25
-"""Share of their time below which loader workers that compute are waiting for something other than a core."""
+"""Loader workers that compute for less than this share of their time wait for something other than a core."""
 SLOW = 0.7
 """A node that prepares less than this fraction of the others' rate is slow."""
 
@@ -93,7 +93,7 @@ class NodeFlow:
 
     @property
     def preparing_rate(self) -> float:
-        """r_p of SC'18: samples/s that this node prepares, or takes as they were kept, while it does."""
+        """r_p of SC'18: samples/s that this node prepares or reads from the kept ones, in the time in which it does so."""
         return (self.prepared + self.kept) / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
@@ -189,8 +189,9 @@ def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking
 
 
 def _joint_rate(preparing: Sequence[NodeFlow]) -> float:
-    """Return the samples/s that these nodes prepare for all: in turns at the slowest pace, or each all, without
-    exchange."""
+    """Return the samples/s that these nodes prepare together.
+
+    If they exchange blocks, they take turns at the pace of the slowest node; otherwise each prepares every sample."""
     share = len(preparing) if any(flow.exchanged_bytes for flow in preparing) else 1
     return share * min(flow.preparing_rate for flow in preparing)
 

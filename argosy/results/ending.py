@@ -47,7 +47,7 @@ class Ending:
     state: str
     """Status of the run, number of members, and the location of all files."""
     limit: str
-    """What holds the members up and what would help; empty if nothing but their own steps does."""
+    """The bottleneck and what would help; empty if only the members' own steps limit the run."""
     actions: tuple[tuple[str, str], ...]
     """Next actions and the commands for them, most urgent first."""
 

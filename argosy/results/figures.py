@@ -124,13 +124,13 @@ def paper_style() -> Any:
 
 
 def _escape_name(name: str) -> str:
-    """Return a name as matplotlib shows it as it is: ``$`` begins a formula there, and what begins with ``_`` is in no legend."""
+    """Return a name that matplotlib shows literally: it reads ``$`` as a formula, and leaves names that begin with ``_`` out of legends."""
     told = escape_unprintable(name, lines=False).replace("$", r"\$")
     return f" {told}" if told.startswith("_") else told
 
 
 def _marker(points: int) -> str:
-    """A single point gives no line."""
+    """Return the marker of a curve; a single point would show no line."""
     return "o" if points == 1 else ""
 
 

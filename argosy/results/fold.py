@@ -82,15 +82,15 @@ class MemberState:
     source: str | None = None
     """Name of the member that this one was cloned from."""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Hyper-parameters in which it differs from that, as (there, here)."""
+    """Hyper-parameters in which it differs from its source, as (value of the source, own value)."""
     inherited: Checkpoint | None = None
-    """The source's file that a clone started from."""
+    """The source's checkpoint that a clone started from."""
     as_alone: bool = True
-    """Whether it has the bits so far that it would have alone: no program and no split of it has rounded otherwise."""
+    """Whether its results are so far bit for bit those of training alone: no program or split of it has rounded differently."""
     packed: Packed | None = None
     """Latest choice of programs for it and similar members."""
     aside: str | None = None
-    """Folder with the files from before its new beginning, relative to the run's; None if it has begun once."""
+    """Folder with its files from before it started over, relative to the run directory; None if it never started over."""
 
     @property
     def epochs(self) -> float:
@@ -127,7 +127,7 @@ class MemberState:
         return next((at + epoch - own for own, at in reversed(self.assigned) if own <= epoch), None)
 
     def end_section(self, ended: SectionEnded) -> None:
-        """Record a finished section; trained again after a fault, it replaces the first record and all later ones."""
+        """Record a finished section. If it was trained again after a fault, it replaces the earlier record and all later ones."""
         self.forget_from(ended.epoch, ended.section)
         self.sections.append(ended)
         samples = ended.samples + (self.history[-1]["samples"] if self.history else 0)
@@ -164,7 +164,7 @@ class MemberState:
             del self.saved[-1]
 
     def clone(self, event: Cloned, source: "MemberState") -> None:
-        """Take over what the source has trained up to the file, but not its best section."""
+        """Take over the source's sections up to the checkpoint, but not its best section."""
         self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
         if event.checkpoint is None:
             return
@@ -177,7 +177,7 @@ class MemberState:
         self.behind, self.best = len(self.sections), None
 
     def follows(self, epoch: int, stream_epoch: int) -> bool:
-        """Whether the latest assignment begins at or before this own epoch, and maps it to this stream epoch."""
+        """Return whether the latest assignment begins at or before this own epoch, and maps it to this stream epoch."""
         return self.stream_epoch(epoch) == stream_epoch and self.assigned[-1][0] <= epoch
 
     def assign(self, epoch: int, stream_epoch: int) -> None:
@@ -194,28 +194,28 @@ class RunState:
     started: RunStarted | None = None
     ended: RunEnded | None = None
     searches: list[SearchBegan] = field(default_factory=list)
-    """Of a search, the terms of each driver, the last of which count."""
+    """Terms of a search, one entry per driver; the last one applies."""
     proposed: dict[str, Proposed] = field(default_factory=dict)
-    """Trials of a search, in their order, by the name that a row of its report has."""
+    """Trials of a search in order, by the name of their row in its report."""
     constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Values of a search's constraints, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
-    """By split, what is kept of its prepared samples, or why nothing is, in words."""
+    """By split: which prepared samples are kept, or why none are, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split, the lengths of the shards of a stream that is not kept."""
+    """By split: the shard lengths of a stream that is not kept."""
     shards_read: list[ShardsRead] = field(default_factory=list)
-    """How far shards were read, in the newest epoch of which that is known."""
+    """How far shards were read, in the latest epoch that has such records."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
-    """Samples that were prepared ahead and thrown away, by the same keys."""
+    """Samples that were prepared ahead and discarded, by the same keys."""
     holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     """Indices of broken samples, by split and stream epoch."""
     used: list[list[Used]] = field(default_factory=list)
     """Final reports of workers, by driver, since each driver names its workers anew."""
     lost: list[WorkerLost] = field(default_factory=list)
     suspects: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Members that may have made a device unusable, until they end a section later than this (epoch, section)."""
+    """Members that may have made a device unusable, each until it ends a later section than this (epoch, section)."""
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs have passed, by driver, since each driver counts its legs anew."""
     saving: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -223,24 +223,24 @@ class RunState:
     packed: list[Packed] = field(default_factory=list)
     """Every choice of programs, first to last."""
     policy_answers: dict[str, PolicyAnswered] = field(default_factory=dict)
-    """What the policy said to each question; it may be asked again where a run was killed."""
+    """First answer of the policy to each question; a driver that follows a killed one may ask again."""
     alone: dict[str, str] = field(default_factory=dict)
-    """Why members could not share a program with others, for those that tried."""
+    """By member: why it could not share a program with others; only for members that were tried."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
     ensembles: list[EnsembleChosen] = field(default_factory=list)
-    """The study's ensemble after each section, where it has one."""
+    """Ensembles that `Study.ensemble` selected, one per section."""
     brought: list[str] = field(default_factory=list)
     """Members that were added after the run had begun."""
     in_step: set[str] = field(default_factory=set)
-    """Members that follow the epochs of the stream, whenever they come: their results depend on no other member."""
+    """Members whose own epochs are those of the stream, whenever they join, so that their results depend on no other member."""
     killed: int = 0
-    """Drivers that were killed, and followed by another one."""
+    """Number of drivers that were killed and followed by another one."""
     seconds: float = 0.0
-    """Seconds of all drivers that worked on the run and ended properly; likewise the CPU seconds."""
+    """Working time of all drivers that ended properly; `cpu_seconds` is of the same drivers."""
     cpu_seconds: float = 0.0
     joules: dict[str, float] = field(default_factory=dict)
-    """Joules of the whole machine meanwhile, by counter."""
+    """Energy that the whole machine used in that time, by counter."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "RunState":
@@ -363,7 +363,7 @@ class RunState:
             self.answered.append(event)
 
     def _suspect(self, lost: WorkerLost) -> None:
-        """Suspect these members, and no other of those that the lost worker had."""
+        """Suspect the members that a loss names; other suspects that were on the lost worker are cleared."""
         there = [name for name, member in self.members.items() if member.device == lost.worker]
         for name in there if lost.suspects else ():
             self.suspects.pop(name, None)
@@ -373,7 +373,7 @@ class RunState:
 
     @property
     def skipped(self) -> dict[str, tuple[int, int]]:
-        """By split, how many samples raised in any epoch and were left out there, and of how many."""
+        """By split: the number of samples that raised in any epoch and were left out there, and the number of all samples."""
         lengths = {} if self.started is None else self.started.lengths
         found: dict[str, set[int]] = {}
         for (split, _), indices in self.holes.items():
@@ -382,7 +382,7 @@ class RunState:
 
     @property
     def preparations(self) -> float:
-        """How often each training sample of a section of the stream was prepared, in vain as well.
+        """Mean number of times that a training sample of a section of the stream was prepared, discarded samples included.
 
         1.0 if all members share one stream. Samples prepared for sections that no member reached are not counted.
         """
@@ -391,13 +391,13 @@ class RunState:
 
     @property
     def preparations_alone(self) -> float:
-        """Like `preparations`, for one script per member that prepares only the samples of the member's subset that it steps on."""
+        """The same for one script per member that prepares only the samples that its member steps on."""
         samples = sum(ended.samples for member in self.members.values() for ended in member.own_sections)
         return samples / self._samples_fed
 
     @property
     def _samples_fed(self) -> int:
-        """Training samples that the sections of the stream have, which were fed; at least 1."""
+        """Number of training samples in the sections of the stream that were fed; at least 1."""
         assert self.started is not None
         length, sections = self.started.lengths["train"], self.started.validations_per_epoch
         fed = [s for split, _, s in self.fed if split == "train"]

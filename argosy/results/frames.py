@@ -9,11 +9,11 @@ from argosy.errors import RunError
 __all__ = ["to_frame"]
 
 WITH_GAPS: Mapping[type, str] = {int: "Int64", bool: "boolean"}
-"""Types of columns with gaps; where pandas chooses, whole numbers become fractions and switches become objects."""
+"""Types of columns with missing values; by default pandas makes floats of such integers and objects of such booleans."""
 
 
 def to_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole: Sequence[str] = ()) -> Any:
-    """Return rows as a DataFrame, these columns first, an empty one with these alone; `whole` ones are whole numbers or NA."""
+    """Return rows as a DataFrame whose first columns are these, even without rows; columns in `whole` hold integers or NA."""
     try:
         import pandas
     except ModuleNotFoundError as error:

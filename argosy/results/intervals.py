@@ -31,8 +31,8 @@ class Interval:
         """Return Student's interval for independent values of one, roughly normal, distribution.
 
         Values of networks with overlapping training sets are not independent; with n_val / n_train as `overlap`, their
-        spread is increased by the correction of Nadeau and Bengio 2003. Those of one of the `draws`, given for each, as of one fold, are one
-        value, their mean.
+        spread is increased by the correction of Nadeau and Bengio 2003. `draws` has for each value the draw of samples that it is from, for
+        example its fold: the mean of all values of one draw counts as one value.
         """
         count = len(values)
         apart: dict[object, list[float]] = {}
@@ -57,7 +57,7 @@ class Interval:
     def __str__(self) -> str:
         if self.half is None:
             return f"{self.mean:.4g}"
-        # To the last decimal of the half, so that no interval is shown beside its values, as 0.9877 ± 3e-05 of 0.98765.
+        # Show the mean to the last digit of the half-width: 0.9877 ± 3e-05 would not contain a mean of 0.98765.
         of_mean, of_half = (math.floor(math.log10(abs(value))) if value else 0 for value in (self.mean, self.half))
         digits = min(max(of_mean - of_half + 2, 4), 12)  # a half of 1e-17 is rounding
         return f"{self.mean:.{digits}g} ± {self.half:.2g}"

@@ -58,7 +58,7 @@ class LegResult:
 
     @property
     def was_predicted(self) -> bool:
-        """Whether the prediction is meaningful: a very short one is noise, as when preparation takes nearly all the
+        """Whether the prediction is meaningful: a very short one is noise, for example if preparation takes nearly all the
         time."""
         return self.predicted_seconds >= max(LEAST_SECONDS, LEAST_SHARE * self.seconds)
 
@@ -86,7 +86,7 @@ def legs_of(state: RunState) -> tuple[LegResult, ...]:
 
 
 def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
-    """Return what stages did and how full the queues between them were, by worker."""
+    """Return the gauges by worker: counts of its stages, the fill of the queues between them, and its CPU seconds."""
     return {
         _name_under_driver(driver, one.worker, state): {**one.gauge, "cpu_seconds": one.cpu_seconds}
         for driver, used in enumerate(state.used, start=1)

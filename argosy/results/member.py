@@ -52,7 +52,7 @@ class Networks(Protocol):
         preprocess: bool,
         push_to_hub: str | None,
     ) -> None:
-        """Write a network into a folder; one of a member is given as its row."""
+        """Write a network into a folder: that of the member `row`, or the module `network`."""
 
 
 @known_names("MemberResult")
@@ -75,7 +75,7 @@ class MemberResult:
     seed: int | None
     """The member's own seed; None if it is derived from the study's seed and the member's name."""
     as_alone: bool
-    """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
+    """Whether its results are bit for bit those of training alone on its device: no program of several members and no split has rounded differently."""
     device: str
     parameters: int
     """Number of elements in its network's parameters; 0 before it has started."""

@@ -125,13 +125,13 @@ class Repetitions:
     """The repeated networks of one run."""
 
     outcomes: Mapping[str, Mapping[str, Mapping[str, float]]]
-    """Metrics by configuration and by what differs between its repetitions; empty for a member that is not done."""
+    """Metrics by configuration, then by `Repetition.under`; empty for a member that is not done."""
     overlaps: Mapping[str, float]
-    """By configuration, see `Repetition.overlap`."""
+    """The largest `Repetition.overlap` of each configuration."""
     objective: str
     mode: Mode
     held_out: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
-    """By configuration and by what differs, the validation samples of a member that has its own. Fold 0 of two splits is no pair."""
+    """By configuration and `Repetition.under`: the member's `val_subset`. Equally named folds of different splits are not compared as pairs."""
 
     @classmethod
     def of(
@@ -217,7 +217,7 @@ class Repetitions:
         )
 
     def _values(self, configuration: str, metric: str) -> dict[str, float]:
-        """Return a metric of a configuration's repetitions, by what differs between them."""
+        """Return a metric of a configuration's repetitions, by `Repetition.under`."""
         if configuration not in self.outcomes:
             known = f"choose one of {', '.join(map(repr, self.outcomes))}"
             none = "its members repeat no network. Compare them in the report, or repeat them with argosy.replicate"
@@ -236,6 +236,6 @@ class Repetitions:
 
 
 def _interval(values: Mapping[str, float], *, overlap: float) -> Interval:
-    """Return the interval of values by what differs between the repetitions that have them."""
+    """Return the interval of values that are given by `Repetition.under`."""
     draws = [Repetition(of="", under=under, overlap=overlap).draw for under in values]
     return Interval.of([*values.values()], overlap=overlap, draws=draws)

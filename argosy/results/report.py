@@ -53,13 +53,13 @@ class Report:
     """running, done, paused, failed, or interrupted (its driver was killed)."""
     reason: str
     seconds: float
-    """Seconds of drivers that ended properly; likewise CPU seconds and joules."""
+    """Working time of the drivers that ended properly; `cpu_seconds` and `joules` are of the same drivers."""
     killed_drivers: int
-    """Drivers that were killed; only the times in the journal tell how long they worked."""
+    """Number of drivers that were killed; their time is not in `seconds`."""
     preparations: float
-    """How often each training sample was prepared per epoch of the stream."""
+    """Mean number of times that a training sample was prepared per epoch of the stream."""
     preparations_alone: float
-    """How often it would have been prepared by one script per member, for the same epochs."""
+    """The same number for one script per member, over the same epochs."""
     keeping: Mapping[str, str]
     """By split: which prepared samples are kept, or why none are, in words."""
     skipped: Mapping[str, tuple[int, int]]
@@ -69,15 +69,15 @@ class Report:
     cpu_seconds: float
     """User and system time of the whole tree of processes."""
     joules: Mapping[str, float]
-    """Energy that the whole machine used meanwhile, by counter."""
+    """Energy that the whole machine used in that time, by counter."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
     ensembles: tuple[EnsembleChosen, ...]
     """Ensembles that `Study.ensemble` selected after each section: the members' weights, and the losses."""
     packs: tuple[Packed, ...]
-    """Programs chosen for members that can share one, and the measurements: every choice, first to last."""
+    """Every choice of programs for members that can share one, in order, with its measurements."""
     alone: Mapping[str, str]
-    """Why members could not share a program with others, for those that tried."""
+    """By member: why it could not share a program with others; only for members that were tried."""
     diagnosis: Diagnosis | None
     """The stage that limited the run; None if nothing was trained."""
     repetitions: Repetitions
@@ -89,7 +89,7 @@ class Report:
     precedes the worker's name."""
     networks: Callable[[], Networks] = field(repr=False)
     validations_per_epoch: int
-    """Sections of an epoch."""
+    """Number of sections per epoch."""
     is_search: bool = False
     """Whether members are trials: ``report.run`` of `argosy.tune`."""
 

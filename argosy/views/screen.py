@@ -41,9 +41,9 @@ class ScreenContext:
     done_before: float
     """Epochs of all members that an earlier driver had finished."""
     expected: Callable[[], float] | None
-    """Returns the epochs to come, if known better than by the members' rules."""
+    """Function that returns the epochs to come; None if they follow from the members' rules alone."""
     shown: float = 0.0
-    """The share of an earlier screen of the same run."""
+    """Share of all epochs that an earlier screen of the run has shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +52,15 @@ class Row:
 
     name: str
     differs: str
-    """Of a member, its hyper-parameters that are not common to all."""
+    """For a member: its hyper-parameters that differ between members."""
     parameters: Mapping[str, Any]
-    """Of a trial, those that it was built from and that are not common to all."""
+    """For a trial: the parameters that it was built from and that differ between trials."""
     status: str
     epochs: float
     of: float | None
-    """Most epochs that it is to train, if known."""
+    """Largest number of epochs that it will train, if known."""
     loss: float | None
-    """Of its last batches."""
+    """Training loss of its last batches."""
     metrics: Mapping[str, float]
     """Metrics of its best section so far, as the report has them; empty before there is one."""
 
@@ -90,7 +90,7 @@ class SearchProgress:
     best: str
     """Parameters of the best trial, as far as trials differ in them."""
     rungs: tuple[Rung, ...]
-    """Those of all brackets together."""
+    """Rungs of all brackets together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,7 @@ class Screen:
     """Members or trials by what they have reached, best first; then those that have reached nothing yet, and those that failed."""
 
     shown: float
-    """The share of an earlier screen of the same run."""
+    """Share of all epochs that an earlier screen of the run has shown."""
 
     @property
     def share(self) -> float:

@@ -52,14 +52,14 @@ class TrackerFeed:
         self.name = name
         self._tracker = tracker
         self._log = folder / f"tracker-{name}.log"
-        """Exception that it has raised."""
+        """Log of the exception that it has raised."""
         self._told = folder / f"tracker-{name}.told"
-        """A line for each section: the member, and its finished epochs by then; one with 0.0 where it has ended. First, where the whole
-        run has begun anew, a line with when."""
+        """One line per section with the member and its finished epochs, and one with 0.0 when it has ended. If the whole run has
+        started over, the first line says when."""
         self._run_anew = ""
         self._anew: dict[str, str] = {}
-        """What is added to the names of all members, and of those that have begun anew: what trackers have of their earlier
-        beginning is a run of its own."""
+        """Suffixes of all members' names after the run has started over (`_run_anew`), and of members that have; trackers keep what
+        they have from before under the old names."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
@@ -93,11 +93,11 @@ class TrackerFeed:
             self._calls.put((method, (self._tracker_name_of(member), *arguments)))
 
     def _tracker_name_of(self, member: str) -> str:
-        """Return the name by which the tracker knows a member; no member has such a name where it has begun anew."""
+        """Return the name by which the tracker knows a member; with a suffix if the member has started over."""
         return f"{member}{self._run_anew}{self._anew.get(member, '')}"
 
     def _run_begun_anew(self, directory: Path) -> str:
-        """Return what tells the members of a whole run that has begun anew, as with ``fresh=True``, from those of before."""
+        """Return the suffix of all members' names if the whole run has started over, as with ``fresh=True``."""
         if not self._told.exists():
             earlier = any(directory.parent.glob(f"{glob.escape(directory.name)}.old-*"))
             if not earlier:

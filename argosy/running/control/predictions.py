@@ -28,13 +28,13 @@ class _Expected:
     """Position of its beginning in samples of the stream, counted over epochs."""
     began: float
     seconds_per_sample: float = 0.0
-    """Prediction for the busiest device, ..."""
+    """Predicted work of the busiest device per sample of the stream."""
     priced: tuple[int, int] = (-1, 0)
-    """... with this revision of the profiles and this number of members."""
+    """Revision of the profiles and number of members for which it was predicted."""
     starting: set[str] = field(default_factory=set)
     """Members that were assigned since then and are not ready yet."""
     changed: float = 0.0
-    """When they were assigned."""
+    """Time at which they were assigned."""
     changing_seconds: float = 0.0
 
 
