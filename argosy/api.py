@@ -148,7 +148,7 @@ def train(
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
     folder = Path("runs", _script()) if directory is None else user_path(directory)
-    if fresh is True:
+    if fresh is True:  # only now: arguments that are refused must not move an earlier run
         set_run_aside(folder)
     names = [fresh] if isinstance(fresh, str) else () if isinstance(fresh, bool) else fresh
     report = run(study, settings, folder, fresh=names, launcher=place, view=watching, trackers=trackers)
@@ -325,7 +325,7 @@ def tune(
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
     folder = Path("runs", f"{_script()}-search") if directory is None else user_path(directory)
-    if fresh:
+    if fresh:  # as in `train`
         set_run_aside(folder)
     report = run_search(search, chosen, folder, store=store, launcher=place, **watching)
     _print_in_script(report, quiet=quiet)

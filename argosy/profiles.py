@@ -106,8 +106,6 @@ class Profile:
         if len(measured) == 1:
             return measured[0]
         anchor = min(2 * self.node_devices, len(measured))
-        if anchor == 1:
-            anchor = len(measured)
         per_device = measured[anchor - 1] / anchor
         decay = per_device / (measured[anchor - 2] / (anchor - 1))
         # A noisy anchor may look superlinear; Equation 5 would then promise rates without limit.
@@ -181,6 +179,7 @@ def fit_shard_cost(samples_per_second: tuple[float, ...]) -> ShardCost:
     mean_y = sum(y for _, y in groups) / len(groups)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in groups) / sum((x - mean_x) ** 2 for x, _ in groups)
     ceiling = min(second / x for x, second in groups)
+    # Noise may make the slope negative, but a shard must have some work of its own.
     proportional = min(max(slope, 0.01 * ceiling), ceiling)
     fixed = max(0.0, min(second - proportional * x for x, second in groups))
     return ShardCost(fixed_seconds=fixed, proportional_seconds=proportional)

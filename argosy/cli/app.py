@@ -74,7 +74,7 @@ def run(
         from argosy.running.directory.studyfile import load_study  # beside the launcher's own imports
 
         study = load_study(study_file)
-        if "" in (fresh or ()):
+        if "" in (fresh or ()):  # only now: a file that cannot be read must not move an earlier run
             _set_aside(directory, quiet=as_json)
         from argosy import api  # after the study file, which may be no study
 
@@ -115,7 +115,7 @@ def tune(
         from argosy.tuning.search import Store
 
         search = load_search(search_file)
-        if fresh:
+        if fresh:  # as in `run`
             _set_aside(directory, quiet=as_json)
         store = Store(url=storage, name=study_name)
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}

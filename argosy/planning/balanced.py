@@ -79,6 +79,7 @@ def _first_flotilla(profiles: Sequence[Profile], devices: Sequence[Device], even
     """
     largest_first = sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member))
     for turns in range(1, len(profiles) + 1):
+        # Every `turns`-th member, so that the flotillas have about equal work.
         flotilla = best_flotilla(largest_first[::turns], devices, even_shares=even_shares)
         if flotilla is not None:
             return flotilla
@@ -104,6 +105,7 @@ def _one_stream_each(longest_first: Sequence[Profile], situation: Situation) -> 
     If preparation cannot feed so many streams, several members share a device and its stream, which makes the stream slower.
     """
     available = situation.preparation_samples_per_second or math.inf
+    # An equal part of what is left, but at least what each stream would get with one on every device.
     pace = max(preparation_left(situation) / len(situation.free), available / len(situation.devices))
     free, waiting, flotillas = list(situation.free), list(longest_first), []
     while free and waiting:
@@ -121,6 +123,7 @@ def _members_within_pace(
     first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
 ) -> list[Profile]:
     """Return the first member, and as many others at its epoch as are needed to slow their common stream down to the pace."""
+    # The room counts up, from minus the seconds per sample at the pace; once it reaches 0, the stream is slow enough.
     pack, bin_, done = [first], Bin(device=device, room=-(1 - 1e-9) / pace), situation.epochs_done
     bin_.take(first, -first.seconds_per_sample)
     for profile in waiting:

@@ -106,6 +106,7 @@ def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
     # Splits may beat the work divided by the number of devices, but nothing can be faster than a member that cannot be split.
     low = max(0.5 * total / len(devices), high * (1 - 1e-9) if high > total / len(devices) else 0.0)
     best = flotilla_at(high, fit, devices)
+    # At `total` one device has the time for everything: if nothing fits then either, memory is what is missing.
     while best is None and high < 2 * total:
         low, high = high, 1.25 * high
         best = flotilla_at(high, fit, devices)

@@ -160,6 +160,7 @@ class MemberState:
         The best weights are those of that time, because the code may now train differently.
         """
         self.status, self.reason = "waiting", ""
+        # Two entries for one file differ in the best weights; the later ones are newer than the file.
         if len(self.saved) > 1 and self.saved[-1].file == self.saved[-2].file:
             del self.saved[-1]
 

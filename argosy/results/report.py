@@ -556,6 +556,7 @@ class Report:
             )
             for name, described in summary["members"].items()
         ]
+        # The sort is stable: members with equal values stay in the order of the study.
         rows.sort(key=lambda row: (row.status == LEFT_OUT, rank(row.metrics.get(objective), mode, failed=row.failed)))
         repeated = [(row.repetition, row) for row in rows if row.repetition is not None and row.status != LEFT_OUT]
         used = list(itertools.chain.from_iterable(state.used))
@@ -566,6 +567,7 @@ class Report:
             status="running" if at_work else state.ended.status if state.ended else "interrupted",
             reason=state.ended.reason if state.ended and not at_work else "",
             seconds=state.seconds,
+            # The last driver was killed if it journaled no end and does not work any more.
             killed_drivers=state.killed + (state.started is not None and state.ended is None and not at_work),
             preparations=state.preparations if state.started else 0.0,
             preparations_alone=state.preparations_alone if state.started else 0.0,

@@ -65,6 +65,7 @@ class Pbt(Scheduler):
         alive = [t for t in found if t not in dead]
         order = [*alive, *dead]
         losers = {*dead, *order[len(order) - self.replaced :]}
+        # If many trials have failed, the best of the others may have to end too, and are no sources then.
         best = [trial for trial in alive[: max(self.replaced, 1)] if trial not in losers]
         self.racing = [trial for trial in self.racing if trial not in losers]
         for place, loser in enumerate(order, start=1) if best else ():

@@ -77,6 +77,7 @@ def default_sampler(objectives: int, at_once: int | None) -> Callable[..., Any]:
 class ParetoSampler(optuna.samplers.TPESampler):
     """TPE for several objectives, tuned for trials in waves (`benchmarks/pareto.py`): more candidates, and more trials that count as good."""
 
+    # `Sampling.startup` reads the default of `n_startup_trials`.
     def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`gamma` has been deprecated", FutureWarning)  # it stays until Optuna 6

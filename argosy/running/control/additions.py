@@ -75,7 +75,7 @@ class Additions:
         try:
             if rehearsed.problem:
                 raise StudyError(rehearsed.problem)
-            _check_modules(copy.folder, rehearsed.modules)
+            _check_modules(copy.folder, rehearsed.modules)  # before the file is executed in this process
             study = load_copy(copy)
             self._check_same(study, rehearsed.fingerprints)
             members = run.positions.newcomers(study)

@@ -55,7 +55,7 @@ class Barriers(DriverPart):
 
     def advance(self) -> None:
         """Let every leg continue that can, from its barrier or with more credit."""
-        for leg in list(self.legs.live):
+        for leg in list(self.legs.live):  # a copy, because legs may end
             if leg.gate is Gate.REGROUPING:
                 continue
             if leg.at_barrier and not leg.starting and not self.decisions.has_members_on_way(leg):
@@ -89,6 +89,7 @@ class Barriers(DriverPart):
             return
         if changes:
             self.predictions.change(leg, [name for change in changes.values() for name in change.start])
+        # Before the credit, which moves the barrier.
         too_soon = (fates or joins) and self.decisions.must_finish_epoch(leg)
         self.carry_out.give_credit(leg, self.decisions.credit_limit(leg))
         if self.decisions.will_be_rejoined(leg):

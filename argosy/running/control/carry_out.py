@@ -134,7 +134,7 @@ class CarryOut(DriverPart):
         """Begin a new leg: its devices start on these members, with an assignment of this number."""
         self.legs.live.append(leg)
         members = leg.flotilla.members
-        self.note_limits(leg, members)
+        self.note_limits(leg, members)  # before the credit, which goes as far as all members are certain to
         self._place(leg, members)
         for device, names in assignments.items():
             leg.change(device, number, Change(start=tuple(names)))
@@ -145,6 +145,7 @@ class CarryOut(DriverPart):
     def change_assignments(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Change assignments at a barrier; a moving member starts once its old device has saved it."""
         started = {name for change in changes.values() for name in change.start}
+        # Before `_place`, which replaces the savers of members that move.
         for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
             leaving = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))
             self.members.leave(name, leaving, moves=name in started)
@@ -444,6 +445,7 @@ class CarryOut(DriverPart):
         new = [leg for leg in asked if leg.gate is not Gate.REGROUPING]
         numbers = None if legs is None else {leg.number for leg in new}
         leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
+        # Each once: a member that moves within its leg is in both lists.
         self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
         devices = [*(its.device for its in leaving.values())]
         for leg in new:
@@ -457,7 +459,7 @@ class CarryOut(DriverPart):
     def _paused_with(self, legs: Iterable[LiveLeg]) -> list[LiveLeg]:
         """Return these legs and those whose devices still save their members, because a trainer that pauses releases all its members."""
         found = list(legs)
-        for leg in found:
+        for leg in found:  # the list grows meanwhile, so legs that are paused with those found are found too
             savers = {its.device for its in self.members.leaving.values() if its.leg == leg.number}
             found += [
                 other for other in self.legs.live if other not in found and savers & {*other.devices, *other.starting}

@@ -78,8 +78,11 @@ from argosy.training.choice.unsaved import LOADED, TOGETHER
 __all__ = ["Driver", "drive"]
 
 TICK_SECONDS = 0.2
+"""Longest time that a round waits for messages; requests and signals are handled as often."""
 FAREWELL_SECONDS = 3.0
+"""Seconds that workers have at the end to send their last messages."""
 POLL_SECONDS = 0.5
+"""Seconds between two looks at signs of life and energy counters, and two writes of metrics."""
 
 
 class Driver(DriverPart):
@@ -139,13 +142,15 @@ class Driver(DriverPart):
             elif self.pool.has_worker(worker):
                 self._handle(worker, message)
                 self._settle_costs()
+        # Sent with the next `receive`, when the journal has these files: trainers then delete older ones.
         self.carry_out.send({worker: Journaled(files=files) for worker, files in self._written.items()})
         self._written.clear()
+        # First: no leg starts while another one regroups.
         self.faults.finish_regrouping()
         if run.phase is Phase.TRAINING:
             self.advance()
         self.requests.poll()
-        self._settle_costs()
+        self._settle_costs()  # a request may have ended a member whose costs the others waited for
         if time.monotonic() - self._polled > POLL_SECONDS:
             self._polled = time.monotonic()
             self.faults.poll()
@@ -213,7 +218,7 @@ class Driver(DriverPart):
                 self._handle_report(worker, message)
             case Opened():
                 self._handle_opened(worker, message)
-            case Measured() if message.member in names:
+            case Measured() if message.member in names:  # not if its addition was refused meanwhile
                 self.measurements.handle_measured(message)
             case Held():
                 self.barriers.handle_held(worker, message)
@@ -244,6 +249,7 @@ class Driver(DriverPart):
         run = self.run
         self.faults.saved_at.setdefault(worker, time.monotonic())
         if run.ensemble_judge is not None and report.answers:
+            # First: the answers of a section in the journal must be on the disk, for a driver that follows.
             ended = [event for event in report.events if isinstance(event, SectionEnded)]
             run.ensemble_judge.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
@@ -368,7 +374,7 @@ def drive(
                 finally:
                     driver.stop_workers()
             reason = run.pause_reason or "" if status == "paused" else ""
-        except BaseException as error:
+        except BaseException as error:  # also where the workers end, after `drive` has returned another status
             status, reason = "failed", str(error)
             raise
         finally:

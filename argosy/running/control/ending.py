@@ -21,6 +21,7 @@ def end_run(
     ended, state = _ended(run, meter, status, reason), run.state
     # An earlier driver may have been killed after everything was done; then this one journals the end.
     untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
+    # Callbacks run last to first: the end is journaled once everything is closed, then flushed, and only then shown.
     with contextlib.ExitStack() as last_first:
         last_first.callback(run.view.end)
         last_first.callback(run.journal.commit)

@@ -106,6 +106,7 @@ class Faults(DriverPart):
             self.carry_out.record_loss(worker, detail)
         else:
             self._note_poison(worker, poisoned)
+        # Before the pool handles the loss, which would start a trainer of the node again.
         given_up = self._give_up_node_of(worker, lost)
         self.pool.handle_lost(worker)
         self.measurements.discard_measurements()
@@ -119,6 +120,7 @@ class Faults(DriverPart):
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
             self._continue_without(worker, given_up=given_up)
+        # Last: a regrouping that has begun above waits for all trainers of its legs, also for this one, which has no members any more.
         self.regrouping.mark_released(worker)
 
     def _give_up_node_of(self, worker: str, lost: Lost) -> bool:
@@ -204,6 +206,7 @@ class Faults(DriverPart):
         beside = [other.flotilla.keeping(other.members) for other in self.legs.live if other.members]
         assignments = [self.decisions.profiles(assignment.members) for assignment in leg.assignments.values()]
         ends = [positions.end_section(name) for name in lost]
+        # Members without a limit are taken to train to the end of the next epoch.
         beyond = (leg.section // run.per_epoch + 2) * run.per_epoch
         now = time.monotonic()
         loss = Loss(

@@ -135,6 +135,7 @@ class LiveLeg:
 
     def devices_of(self, member: str) -> list[str]:
         """Return the devices that step a member; several if it is split."""
+        # In the order of the assignments, because that of a set differs from run to run.
         carriers = self.carriers.get(member, set())
         return list(carriers) if len(carriers) < 2 else [device for device in self.assignments if device in carriers]
 
@@ -216,6 +217,7 @@ class LiveLeg:
     def credit_limit(self, *, turns: int | None) -> int:
         """Return how far credit may go: to where a member may end, and at most to `turns` while other members wait for their turn."""
         certain = self._certain
+        # Feeders may have announced everything before `until` already, so credit never shrinks here.
         return certain if turns is None else max(min(certain, turns), self.until)
 
     @property

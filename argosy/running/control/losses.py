@@ -64,6 +64,7 @@ def next_micro_batches(member: Member, length: int, now: int, *, batch_norm: boo
     """
     batches, size = batch_sizes(member, length), member.batch_size
     twice = min(2 * now, size)
+    # Rather more than that than fewer, because each number that does not fit costs a regrouping.
     for parts in chain(range(twice, size + 1), range(twice - 1, now, -1)):
         smaller = -(-size // parts) < -(-size // now)
         if smaller and not (batch_norm and any(smallest_micro_batch(rows, parts) == 1 for rows in batches)):

@@ -114,6 +114,7 @@ class Members:
 
     def in_states(self, *states: State) -> list[str]:
         """Return all members in one of these states, in the order of the study."""
+        # Sorted, because the order of a set differs from run to run, and decisions must not.
         found = [name for state in states for name in self._of_state[state]]
         return sorted(found, key=self.positions.number) if len(found) > 1 else found
 

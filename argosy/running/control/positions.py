@@ -58,7 +58,7 @@ class Positions:
         self._number()
         if self.job.settings.retry_failed:
             self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
-            self.state.apply(Retried(members=self.retried))
+            self.state.apply(Retried(members=self.retried))  # journaled by `Driver._begin`, once the data are open
         unfinished = self.unfinished()
         self._points.update(resume_points([self.state.member(name) for name in unfinished], self.job.directory))
         late = (*added, *self.state.brought)

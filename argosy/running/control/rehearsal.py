@@ -83,7 +83,7 @@ class Rehearsal:
         over = self._process.poll() is not None
         # The process shares the file position.
         lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
-        lines = [line for line in lines if line.endswith(b"\n")]
+        lines = [line for line in lines if line.endswith(b"\n")]  # without one that is being written
         over = over or len(lines) == len(self._files)  # What it does after its last result does not matter.
         if len(lines) > self._told:
             self._told, self._since = len(lines), time.monotonic()

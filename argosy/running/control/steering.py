@@ -142,6 +142,7 @@ class EnsembleJudge:
             return None
         best = {one.name: _best(one, section) for one in here if one.status not in FAILED_STATUSES}
         terms = {name: self._answers[name, at] for name, at in best.items() if (name, at) in self._answers}
+        # Earlier best sections are in no later ensemble.
         self._answers = {(name, at): told for (name, at), told in self._answers.items() if at >= best.get(name, 0)}
         return select_ensemble(
             section, terms, self._expected(section, here), self._losses, holdout=self.rule.holdout, seed=self.seed

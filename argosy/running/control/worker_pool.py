@@ -237,7 +237,7 @@ class WorkerPool:
         while remaining and time.monotonic() < deadline:
             for worker, message in self.workers.receive(0.1):
                 yield worker, message
-                if isinstance(message, Used | Lost | Failed):
+                if isinstance(message, Used | Lost | Failed):  # the last message of a worker is one of these
                     remaining.discard(worker)
 
     def _detach(self, device: str) -> None:

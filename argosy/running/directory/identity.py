@@ -78,6 +78,7 @@ class Identity:
         if self.found is not None:
             self._merge_earlier(self.found, here)
         write_json(self.directory / "study.json", here)
+        # After study.json, which now has these members.
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
     def update_left_out(self, study: Study) -> None:

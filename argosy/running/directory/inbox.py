@@ -113,6 +113,7 @@ def write_command(directory: Path, command: dict[str, Any]) -> str:
     folder, at = directory / "commands", time.time_ns()
     make_folder(folder)
     if command["command"] == "add":
+        # Before the command, which the driver may read at once. By these names, commands are sorted by time.
         file = Path(command["study"])
         command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
     name = f"{at}-{command['command']}.json"

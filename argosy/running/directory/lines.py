@@ -19,6 +19,7 @@ KINDS = {
 
 def to_line(event: Event) -> dict[str, Any]:
     """Return the event as a plain value, with its kind under ``event``."""
+    # The kind comes first: readers that look for a few events recognise lines by their first bytes.
     return {"event": type(event).__name__, **_plain(event)}
 
 

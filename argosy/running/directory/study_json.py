@@ -37,6 +37,7 @@ MEMBER_FIELDS = (
 NEWCOMERS = "newcomers.jsonl"
 """Members added after ``study.json`` was written: one line for those added together."""
 LINES_DEEP = 3
+"""How many levels of dictionaries have a line for each key."""
 
 
 class Lengths(TypedDict):

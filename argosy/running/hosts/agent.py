@@ -202,7 +202,9 @@ class Agent:
             check_directory(directory)  # as the driver does: the directory of this name here may be another user's
         directory = directory if self.sees_directory else self.scratch
         blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
-        lock = os.open(self.scratch, os.O_RDONLY)
+        lock = os.open(
+            self.scratch, os.O_RDONLY
+        )  # workers get a descriptor where those of the driver's node get its lock
         try:
             interface = interface_of(self.peer.host)
             with processes.workers(blobs, directory=directory, lock=lock, interface=interface) as workers:

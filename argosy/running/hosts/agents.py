@@ -65,6 +65,7 @@ class Agents:
                 f"nodes is {settings.nodes}, but {self.place.launcher} started this job on {self.place.nodes}. "
                 "Omit --nodes."
             )
+        # This node alone: more preparing nodes than nodes would be refused.
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         listener = self._listener or self._open_listener()
         began = time.monotonic()
@@ -84,6 +85,7 @@ class Agents:
             for number, (agent, peer) in enumerate(self._listener.hand_over(), start=1)
         ]
         host = remote[0].peer.host
+        # Copies, because both `ProcessWorkers` and `NodeWorkers` close theirs.
         own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
         here = self.here.workers(own, directory=job.directory, lock=job.lock, interface=interface_of(host))
         listener, self._listener = self._listener, None

@@ -75,6 +75,7 @@ class Outbox:
         """Send as much as the connection takes."""
         self.peer.flush()
         while self._waiting and not self.peer.unsent:
+            # One piece at a time: a file is read no faster than the connection takes it.
             for value in self._waiting[0]:
                 self.peer.send(value)
                 break

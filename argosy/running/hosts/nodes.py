@@ -80,6 +80,7 @@ class NodeWorkers:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # Nodes are closed first: files that are still being sent to them are read from these descriptors.
         with contextlib.ExitStack() as last_first:
             for descriptor in self.blobs.values():
                 last_first.callback(os.close, descriptor)

@@ -83,6 +83,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,  # its descriptor may be another file's
                 stderr=words,
+                # Ctrl-C reaches the driver alone, and `close` can kill what is left of the process group.
                 start_new_session=True,
                 # The tie is set before exec: only a moment inside the kernel lies between the server's birth and the
                 # tie.
@@ -192,6 +193,7 @@ def main() -> None:
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
+    # Without a handler, even one that does nothing, Python would not write to the wakeup descriptor.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

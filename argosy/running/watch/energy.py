@@ -51,7 +51,7 @@ class Meter:
                 continue
             gone = now - self._before.get(name, now)
             if gone < 0:
-                gone += counter.wraps_at or -gone
+                gone += counter.wraps_at or -gone  # one that never wraps was reset, and what it lost is unknown
             self._joules[name] = self._joules.get(name, 0.0) + gone
             self._before[name] = now
 

@@ -64,6 +64,7 @@ class Hooked:
         self._deadline = time.monotonic() + SECONDS
         if self._thread.ident:
             self._calls.put(None)
+            # For the command that is running, for all that still wait, and for ``on_end``.
             self._thread.join(3 * SECONDS)
         for sentence in self._wrong:
             print(escape_unprintable(sentence), file=sys.stderr)
