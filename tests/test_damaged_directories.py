@@ -15,8 +15,11 @@ import argosy
 from argosy.cli.app import main
 from argosy.cli.runs import runs
 from argosy.errors import RunError
+from argosy.protocol.events import Event
+from argosy.running.directory import loading
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
+from argosy.running.directory.journal import read_journal
 from argosy.running.directory.lock import Lock
 
 
@@ -178,6 +181,23 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
         shutil.copy(whole / "study.json", run)
         assert argosy.load(run).status == "interrupted"
         assert lock.descriptor >= 0
+
+
+def test_a_run_that_ends_while_it_is_read_was_not_interrupted(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, looks = read_journal(whole), list[Path]()
+
+    def has_driver(directory: Path) -> bool:
+        looks.append(directory)
+        return len(looks) == 1
+
+    def read(directory: Path) -> list[Event]:
+        looks.append(directory)
+        return events[:-1] if len(looks) == 1 else events
+
+    monkeypatch.setattr(loading, "has_driver", has_driver)
+    monkeypatch.setattr(loading, "read_journal", read)
+    assert argosy.load(whole).status == "running"
+    assert argosy.load(whole).status == "done"
 
 
 def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) -> None:

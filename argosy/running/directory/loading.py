@@ -21,7 +21,8 @@ __all__ = ["load_report", "search_report_of"]
 def load_report(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
     """Return the report of a run as `argosy.load` does, read from its directory; if `compares`, check networks against the trained ones."""
     directory = user_path(directory)
-    state, working = RunState.of(read_journal(directory)), has_driver(directory)
+    # In this order: a driver that ends meanwhile still counts as working; otherwise its run would seem to be interrupted.
+    working, state = has_driver(directory), RunState.of(read_journal(directory))
     summary = read_study(directory)
     if summary is None and study is not None:
         # The run ended before its data was open.
