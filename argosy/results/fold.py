@@ -265,103 +265,105 @@ class RunState:
 
     def apply(self, event: Event) -> None:
         """Apply one more event."""
-        if isinstance(event, SectionEnded):
-            self.member(event.member).end_section(event)
-            if (event.epoch, event.section) > self.suspects.get(event.member, (event.epoch, event.section)):
-                del self.suspects[event.member]
-        elif isinstance(event, Saved):
-            here = len(self.passed), event.leg
-            self.saving[here] = self.saving.get(here, 0.0) + event.seconds
-            saved = self.member(event.member).saved
-            saved.append(event.checkpoint)
-            del saved[:-FILES_KEPT]
-        elif isinstance(event, MemberStarted):
-            self.member(event.member).start(event)
-        elif isinstance(event, MemberRested):
-            self.member(event.member).status, self.member(event.member).reason = "resting", event.reason
-        elif isinstance(event, MemberEnded):
-            self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
-        elif isinstance(event, Assigned):
-            for name, (epoch, stream_epoch) in event.members.items():
-                self.member(name).assign(epoch, stream_epoch)
-        elif isinstance(event, BeganAnew):
-            for name, aside in event.members.items():
-                self.members[name] = MemberState(name, aside=aside)
-                self.suspects.pop(name, None)
-        elif isinstance(event, Retried):
-            for name in event.members:
-                self.member(name).retry()
-        elif isinstance(event, Cloned):
-            self.member(event.member).clone(event, self.member(event.source))
-        elif isinstance(event, Divided):
-            self.member(event.member).accumulate = event.accumulate
-        elif isinstance(event, Split):
-            member = self.member(event.member)
-            member.split = event if len(event.devices) > 1 else None
-            member.as_alone = member.as_alone and member.split is None
-        else:
-            self._apply_to_run(event)
+        match event:
+            case SectionEnded():
+                self.member(event.member).end_section(event)
+                if (event.epoch, event.section) > self.suspects.get(event.member, (event.epoch, event.section)):
+                    del self.suspects[event.member]
+            case Saved():
+                here = len(self.passed), event.leg
+                self.saving[here] = self.saving.get(here, 0.0) + event.seconds
+                saved = self.member(event.member).saved
+                saved.append(event.checkpoint)
+                del saved[:-FILES_KEPT]
+            case MemberStarted():
+                self.member(event.member).start(event)
+            case MemberRested():
+                self.member(event.member).status, self.member(event.member).reason = "resting", event.reason
+            case MemberEnded():
+                self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
+            case Assigned():
+                for name, (epoch, stream_epoch) in event.members.items():
+                    self.member(name).assign(epoch, stream_epoch)
+            case BeganAnew():
+                for name, aside in event.members.items():
+                    self.members[name] = MemberState(name, aside=aside)
+                    self.suspects.pop(name, None)
+            case Retried():
+                for name in event.members:
+                    self.member(name).retry()
+            case Cloned():
+                self.member(event.member).clone(event, self.member(event.source))
+            case Divided():
+                self.member(event.member).accumulate = event.accumulate
+            case Split():
+                member = self.member(event.member)
+                member.split = event if len(event.devices) > 1 else None
+                member.as_alone = member.as_alone and member.split is None
+            case _:
+                self._apply_to_run(event)
 
     def _apply_to_run(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.killed += self.started is not None and self.ended is None
-            self.started, self.ended = event, None
-            self.passed.append([])
-            self.used.append([])
-        elif isinstance(event, RunEnded):
-            self.ended = event
-            self.seconds += event.seconds
-            self.cpu_seconds += event.cpu_seconds
-            for name, joules in event.joules.items():
-                self.joules[name] = self.joules.get(name, 0.0) + joules
-        elif isinstance(event, SearchBegan):
-            self.searches.append(event)
-        elif isinstance(event, Constrained):
-            self.constrained[event.member] = event.values
-        elif isinstance(event, NodeCame):
-            assert self.started is not None
-            self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
-        elif isinstance(event, SharingChosen):
-            self.sharing = event
-        elif isinstance(event, EnsembleChosen):
-            self.ensembles.append(event)
-        elif isinstance(event, Fed | Discarded):
-            samples = self.fed if isinstance(event, Fed) else self.discarded
-            key = (event.split, event.epoch, event.section)
-            samples[key] = samples.get(key, 0) + event.samples
-        elif isinstance(event, Passed):
-            self.passed[-1].append(event)
-        elif isinstance(event, DataOpened):
-            self.keeping, self.shards = event.keeping, event.shards
-        elif isinstance(event, ShardsRead):
-            if self.shards_read and self.shards_read[-1].epoch != event.epoch:
-                self.shards_read.clear()
-            self.shards_read.append(event)
-        elif isinstance(event, Skipped):
-            self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
-        elif isinstance(event, Used):
-            self.used[-1].append(event)
-        elif isinstance(event, WorkerLost):
-            self.lost.append(event)
-            self._suspect(event)
-        elif isinstance(event, Packed):
-            self.packed.append(event)
-            for name in itertools.chain.from_iterable(event.programs):
-                packed = self.member(name)
-                packed.packed, packed.as_alone = event, packed.as_alone and event.exact
-        elif isinstance(event, PolicyAnswered):
-            self.policy_answers.setdefault(event.question, event)
-        elif isinstance(event, StepsAlone):
-            self.alone.update(event.reasons)
-        elif isinstance(event, Proposed):
-            self.proposed[event.member] = event
-            names = event.members or (event.member,)
-            if event.in_step or event.sections is not None:
-                self.in_step.update(names)
-            elif self.started is not None:
-                self.brought.extend(names)
-        elif isinstance(event, Answered):
-            self.answered.append(event)
+        match event:
+            case RunStarted():
+                self.killed += self.started is not None and self.ended is None
+                self.started, self.ended = event, None
+                self.passed.append([])
+                self.used.append([])
+            case RunEnded():
+                self.ended = event
+                self.seconds += event.seconds
+                self.cpu_seconds += event.cpu_seconds
+                for name, joules in event.joules.items():
+                    self.joules[name] = self.joules.get(name, 0.0) + joules
+            case SearchBegan():
+                self.searches.append(event)
+            case Constrained():
+                self.constrained[event.member] = event.values
+            case NodeCame():
+                assert self.started is not None
+                self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
+            case SharingChosen():
+                self.sharing = event
+            case EnsembleChosen():
+                self.ensembles.append(event)
+            case Fed() | Discarded():
+                samples = self.fed if isinstance(event, Fed) else self.discarded
+                key = (event.split, event.epoch, event.section)
+                samples[key] = samples.get(key, 0) + event.samples
+            case Passed():
+                self.passed[-1].append(event)
+            case DataOpened():
+                self.keeping, self.shards = event.keeping, event.shards
+            case ShardsRead():
+                if self.shards_read and self.shards_read[-1].epoch != event.epoch:
+                    self.shards_read.clear()
+                self.shards_read.append(event)
+            case Skipped():
+                self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
+            case Used():
+                self.used[-1].append(event)
+            case WorkerLost():
+                self.lost.append(event)
+                self._suspect(event)
+            case Packed():
+                self.packed.append(event)
+                for name in itertools.chain.from_iterable(event.programs):
+                    packed = self.member(name)
+                    packed.packed, packed.as_alone = event, packed.as_alone and event.exact
+            case PolicyAnswered():
+                self.policy_answers.setdefault(event.question, event)
+            case StepsAlone():
+                self.alone.update(event.reasons)
+            case Proposed():
+                self.proposed[event.member] = event
+                names = event.members or (event.member,)
+                if event.in_step or event.sections is not None:
+                    self.in_step.update(names)
+                elif self.started is not None:
+                    self.brought.extend(names)
+            case Answered():
+                self.answered.append(event)
 
     def _suspect(self, lost: WorkerLost) -> None:
         """Suspect the members that a loss names; other suspects that were on the lost worker are cleared."""
