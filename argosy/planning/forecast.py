@@ -113,6 +113,7 @@ def forecast(
         profiles,
         asked.devices,
         policy=simulation.policy,
+        # None would mean to policies that it is not measured, and they would share one stream.
         preparation_samples_per_second=prepared or math.inf,
         epochs_left=epochs,
         samples_per_epoch=samples_per_epoch,

@@ -170,7 +170,7 @@ class _Run:
     def _start(self, flotilla: Flotilla) -> None:
         profiles = [self.profiles[member] for member in flotilla.members]
         delay = self.charges.flotilla_seconds
-        if len(self.legs) == self.streams:
+        if len(self.legs) == self.streams:  # more streams than ever before: another feeder opens the data
             self.streams += 1
             delay += self.charges.opening_seconds
         if any(member in self.homes for member in flotilla.members):

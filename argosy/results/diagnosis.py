@@ -30,6 +30,7 @@ FULL = 0.5
 CLEAR_RATIO = 1.2
 """A stage with this many times another's rate is faster, and not the bottleneck."""
 LEAST_SECONDS = 1e-9
+"""Keeps rates finite where no time was measured."""
 EARLY = 0.5
 """Seconds of preparation, and of training, before which rates and queues are not meaningful."""
 WAITS = 0.25

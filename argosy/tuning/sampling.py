@@ -130,7 +130,7 @@ class StorageMirror:
         for trial in there:
             number = self.storage.get_trial_id_from_study_id_trial_number(study, trial.number)
             self._known[trial.number] = (number, set(trial.intermediate_values))
-        for trial in trials:
+        for trial in trials:  # Optuna refuses changes of finished ones
             if not (trial.number < len(there) and there[trial.number].state.is_finished()):
                 self._write(trial)
         self._writer.start()
@@ -208,6 +208,7 @@ class TrialStorage(InMemoryStorage):
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """Return the trials as they are or, while a sampler is asked, as it should see them."""
+        # Optuna looks for enqueued trials while it asks the sampler, and has to find them as they are.
         if not self.asking or states == (TrialState.WAITING,):
             found: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
             return found
@@ -526,9 +527,10 @@ def _neighbor(distribution: Any, value: Any, draw: random.Random) -> Any:
         place = distribution.choices.index(value)
         beside = [*distribution.choices[max(place - 1, 0) : place], *distribution.choices[place + 1 : place + 2]]
         return draw.choice(beside) if beside else value
-    for factor in draw.sample(FACTORS, 2):
+    for factor in draw.sample(FACTORS, 2):  # both, because at the end of a range the first may change nothing
         change, step = value * (factor - 1.0), distribution.step
         if step is not None:
+            # At least one step.
             change = (round(change / step) or math.copysign(1, factor - 1.0)) * step
         found = type(value)(min(max(value + change, distribution.low), distribution.high))
         if found != value:

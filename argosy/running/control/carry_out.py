@@ -112,7 +112,7 @@ class CarryOut(DriverPart):
     def set_sharing(self, chosen: SharingChosen) -> None:
         """Set how nodes share the stream from now on."""
         self.record(chosen)
-        if self.run.settings.loader_workers is None:
+        if self.run.settings.loader_workers is None:  # otherwise the user has set their number
             self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
 
     def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> FedLeg:

@@ -93,6 +93,7 @@ class Predictions:
         for expected in self._of_legs.values():
             if member in expected.starting:
                 expected.starting.discard(member)
+                # The change is over with the last of them.
                 expected.changing_seconds += (time.monotonic() - expected.changed) * (not expected.starting)
 
     def note_stepped(self, ended: SectionEnded) -> None:

@@ -49,6 +49,7 @@ class Standstills:
         if marks and (still is None or still.shown != marks):
             return UnchangedSince(marks, now)
         if still is not None:
+            # Without marks a device may be about to make progress, so the time until now does not count.
             still.observe_again(now, self.seconds if marks else 0.0)
         return still
 

@@ -18,6 +18,7 @@ from argosy.running.directory.study_copy import StudyCopy
 __all__ = ["Inbox", "write_command", "send_commands"]
 
 POLL_SECONDS = 0.1
+"""Seconds between two looks into the folder."""
 ANSWER_SECONDS = 0.05
 """Seconds between two checks for an answer."""
 

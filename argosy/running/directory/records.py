@@ -69,7 +69,7 @@ class Metrics:
             if not state.sections:
                 continue  # a fault has taken back all sections since
             written = self._written.get(name, 0)
-            if written > len(state.sections):
+            if written > len(state.sections):  # a fault has taken some of them back
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
             folder, written_to = self.directory / "members" / name, open_append if written else replacing

@@ -38,9 +38,11 @@ JOIN_SECONDS = 6.0
 CALL_SECONDS = 1.5
 """Timeout for a node to accept a call."""
 ANSWER_SECONDS = 3.0
+"""Timeout for what a node answers on a connection."""
 END_SECONDS = 60.0
 """Silence after which rank 0 counts as gone."""
 FLOOD_SECONDS = 0.3
+"""Time in which a link is filled with data, to measure its bandwidth."""
 PIECE = bytes(2**16)
 ASKS = 5
 """Number of clock queries per call; the quickest answer gives the best estimate."""

@@ -53,7 +53,9 @@ __all__ = [
 SIGNS_SECONDS = 1.0
 """Seconds between two messages with heartbeats."""
 TICK_SECONDS = 0.2
+"""Longest time that the agent waits for messages."""
 LAST_WORD_SECONDS = 5.0
+"""Seconds that the last messages to the driver may take."""
 BLOBS = "blobs/"
 """Prefix of the names of blobs, which workers unpack."""
 

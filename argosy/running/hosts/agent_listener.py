@@ -15,6 +15,7 @@ from argosy.stream.wire import Peer
 __all__ = ["AgentListener", "check_versions"]
 
 FIRST_WORD_SECONDS = 2.0
+"""Seconds that an agent that was let in may take for its first message."""
 MOST_REFUSALS = 1000
 """Most lines in ``listener.log``, so that a caller that keeps trying cannot fill the disk."""
 

@@ -36,6 +36,7 @@ GATHER_SECONDS = 300.0
 QUIET_SECONDS = 10.0
 """Seconds after which the driver says what it waits for."""
 POLL_SECONDS = 0.2
+"""Seconds for which calls are accepted before the number of agents is checked again."""
 
 
 class Agents:

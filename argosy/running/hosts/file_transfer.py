@@ -20,6 +20,7 @@ from argosy.stream.wire import Peer
 __all__ = ["IncomingFiles", "Outbox", "FilePiece", "read_pieces"]
 
 PIECE_BYTES = 2**20
+"""Most bytes of a file that either end holds in memory."""
 
 
 class FilePiece(NamedTuple):

@@ -62,6 +62,7 @@ JOIN_SECONDS = 300.0
 CALL_SECONDS = 5.0
 """Seconds that an address may take to answer; it need not be the driver's at all."""
 POLL_SECONDS = 0.2
+"""Seconds between two looks for the notice, or two calls."""
 
 
 def _port(number: int) -> None:

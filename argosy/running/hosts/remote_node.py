@@ -38,6 +38,7 @@ from argosy.training.member.files import KeptFiles
 __all__ = ["RemoteNode"]
 
 SILENCE_SECONDS = 30.0
+"""Silence after which a node counts as gone; agents send heartbeats once a second."""
 LISTENED_SECONDS = 1.0
 """Most seconds between two polls that count as silence, because a delayed driver could not receive anything."""
 FAREWELL_SECONDS = 10.0

@@ -157,7 +157,7 @@ def make_blobs(job: Job) -> dict[str, int]:
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
-        sent = replace(study.data, on_device=None)
+        sent = replace(study.data, on_device=None)  # trainers alone call it
         data, files = write_data_blob(sent)
         undone.callback(os.close, data)
         feeder = write_blob((*told, files, digest_imports([sent])), "the input of a feeder")
