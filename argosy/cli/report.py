@@ -27,6 +27,7 @@ __all__ = [
     "ReportCommand",
     "RunCommand",
     "audit",
+    "load_reports",
     "summary_of",
     "print_results",
     "report",
@@ -48,20 +49,18 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the progress of a run, from its journal alone."""
-    from argosy.running.directory.loading import load_report, search_report_of
-    from argosy.running.directory.lock import wait_for_section
-
     if wait:
+        from argosy.running.directory.lock import wait_for_section
+
         wait_for_section(directory)
-    found = load_report(directory)
+    found, search = load_reports(directory)
     if not as_json:
-        _print_results_of(found, as_json=False, verbose=verbose)
+        _print_results_of(found, search, as_json=False, verbose=verbose)
         return
     rows = [
         {"member": row.name, "status": row.status, "epochs": row.epochs, "best_epoch": row.best_epoch, **row.metrics}
         for row in found.rows
     ]
-    search = search_report_of(found)
     trials = {} if search is None else {"trials": search.table()}
     leader = (search or found).leader
     best = leader.to_json() if leader else None
@@ -90,11 +89,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the results of a run, from its journal alone, or write them as a self-contained HTML page."""
-    from argosy.running.directory.loading import load_report
-
     page_wanted = html or open_ or live
     if not page_wanted and csv_file is None and figures is None:
-        _print_results_of(load_report(directory), as_json=as_json, verbose=verbose)
+        _print_results_of(*load_reports(directory), as_json=as_json, verbose=verbose)
         return
     if live:
         from argosy.running.directory.lock import wait_for_data
@@ -129,12 +126,10 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
 
 def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Write the curves as CSV (printed if the file name is empty) and the figures; return what was written."""
-    from argosy.running.directory.loading import load_report, search_report_of
-
     written: dict[str, Any] = {}
     if csv_file is None and figures is None:
         return written
-    found = load_report(directory)
+    found, search = load_reports(directory)
     if csv_file == "" and as_json:
         written["curves"] = [*found.curve_rows()]
     elif csv_file is not None:
@@ -150,7 +145,7 @@ def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, 
         else:
             print_output(text.getvalue().removesuffix("\n"))
     if figures is not None:
-        written["figures"] = [str(file) for file in (search_report_of(found) or found).write_figures(figures)]
+        written["figures"] = [str(file) for file in (search or found).write_figures(figures)]
     return written
 
 
@@ -165,11 +160,17 @@ def _print_written(written: dict[str, Any], *, as_json: bool, every: bool) -> No
             print_output(f"Written: {file}")
 
 
-def _print_results_of(found: "Report", *, as_json: bool, verbose: bool) -> None:
-    """Print the results of a run that was found in a directory: a search as trials, any other run as members."""
-    from argosy.running.directory.loading import search_report_of
+def load_reports(directory: Path) -> "tuple[Report, SearchReport | None]":
+    """Return the report of the run in a directory and, if it is a search, the report of its trials."""
+    from argosy.running.directory.loading import load_report, search_report_of  # `argosy --help` does not wait for them
 
-    search, again, folder = search_report_of(found), BEGUN_BY, shlex.quote(str(found.directory))
+    found = load_report(directory)
+    return found, search_report_of(found)
+
+
+def _print_results_of(found: "Report", search: "SearchReport | None", *, as_json: bool, verbose: bool) -> None:
+    """Print the results of a run that was found in a directory: a search as trials, any other run as members."""
+    again, folder = BEGUN_BY, shlex.quote(str(found.directory))
     if search is not None:
         again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
     print_results(search or found, again, f"{BEGUN_BY}, with --retry-failed", as_json=as_json, verbose=verbose)

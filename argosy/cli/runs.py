@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from argosy.cli.report import load_reports
 from argosy.errors import ArgosyError
 from argosy.errors.wording import text_table
 from argosy.results.ending import output_size
@@ -42,12 +43,10 @@ def runs(
 
 
 def _row(journal: Path) -> dict[str, Any]:
-    from argosy.running.directory.loading import load_report, search_report_of
-
     changed = time.strftime("%F %H:%M", time.localtime(journal.stat().st_mtime))
     try:
-        found = load_report(journal.parent)
-        status, best = found.status, (search_report_of(found) or found).ending().best[0].removeprefix("Best: ")
+        found, search = load_reports(journal.parent)
+        status, best = found.status, (search or found).ending().best[0].removeprefix("Best: ")
     except ArgosyError as error:
         status, best = "unreadable", f"{error}"  # the other runs are still listed
     return {"run": journal.parent.resolve().name, "status": status, "changed": changed, "best": best}
