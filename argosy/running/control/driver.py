@@ -253,32 +253,34 @@ class Driver(DriverPart):
             ended = [event for event in report.events if isinstance(event, SectionEnded)]
             run.ensemble_judge.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
-            if isinstance(event, SectionEnded):
-                self.carry_out.record(event)
-                run.tolerance.reset_losses()
-                run.metrics.note(self.state.member(event.member))
-                run.cost_table.update_rate(event, self.state.member(event.member))
-                self.predictions.note_stepped(event)
-                self.barriers.judge(event.member)
-            elif isinstance(event, Saved):
-                self.carry_out.record(replace(event, leg=self._leg_number(event.member)))
-                self.faults.saved_at[worker] = time.monotonic()
-                self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
-            elif isinstance(event, MemberRested):
-                self.carry_out.handle_released(event.member)
-            elif isinstance(event, MemberEnded):
-                self.carry_out.end(event.member, event.status, event.reason)
-            elif isinstance(event, MemberStarted):
-                # Another rank of a split member may have reported its failure before.
-                if self.members.state(event.member) is not State.ENDED:
+            match event:
+                case SectionEnded():
+                    self.carry_out.record(event)
+                    run.tolerance.reset_losses()
+                    run.metrics.note(self.state.member(event.member))
+                    run.cost_table.update_rate(event, self.state.member(event.member))
+                    self.predictions.note_stepped(event)
+                    self.barriers.judge(event.member)
+                case Saved():
+                    self.carry_out.record(replace(event, leg=self._leg_number(event.member)))
+                    self.faults.saved_at[worker] = time.monotonic()
+                    self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
+                case MemberRested():
+                    self.carry_out.handle_released(event.member)
+                case MemberEnded():
+                    self.carry_out.end(event.member, event.status, event.reason)
+                case MemberStarted() if self.members.state(event.member) is State.ENDED:
+                    pass  # another rank of a split member has reported its failure before
+                case MemberStarted():
                     self.carry_out.record(event)
                     self.predictions.note_started(event.member)
                     self._warn_of_state(event)
-            else:
-                if isinstance(event, Packed):
+                case Packed():
                     run.cost_table.note_program_costs(event)
                     run.choices.keep_programs(event)
-                self.carry_out.record(event)
+                    self.carry_out.record(event)
+                case _:
+                    self.carry_out.record(event)
         if report.section is not None:
             self.barriers.handle_section_end(worker, report.section)
 
