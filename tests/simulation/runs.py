@@ -53,6 +53,7 @@ from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.stream.code_digest import CodeReader
+from argosy.stream.opening import identities_of_arrays
 from argosy.study import Study
 from argosy.training.choice import rehearsal
 from argosy.training.device import process_state
@@ -323,7 +324,7 @@ def _study(scenario: Scenario) -> Study:
         for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
     ]
     return argosy.Study(
-        data=_data(scenario),
+        data=_data(scenario.length, scenario.val),
         members=members,
         stop=argosy.MaxEpochs(1),
         objective="train_loss",
@@ -331,10 +332,16 @@ def _study(scenario: Scenario) -> Study:
     )
 
 
-def _data(scenario: Scenario) -> argosy.Data:
-    train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
-    val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
-    return argosy.Data(arrays=train) if val is None else argosy.Data(arrays=train, val=val)
+@cache
+def _data(length: int, val: int) -> argosy.Data:
+    train, held_out = ([torch.zeros(rows, 1), torch.zeros(rows)] for rows in (length, val))
+    return argosy.Data(arrays=train, val=held_out if val else None)
+
+
+@cache
+def _identities(length: int, val: int) -> dict[str, str]:
+    """Return what feeders know of the data once they are open; each of a run's feeders would read all samples."""
+    return identities_of_arrays(_data(length, val))
 
 
 def _search(scenario: Scenario) -> Search:
@@ -347,7 +354,7 @@ def _search(scenario: Scenario) -> Search:
     return Search(
         build=build,
         space={"kind": optuna.distributions.IntDistribution(0, len(scenario.batches) - 1)},
-        data=_data(scenario),
+        data=_data(scenario.length, scenario.val),
         max_epochs=max(scenario.epochs),
         scheduler=scenario.scheduler,
         eta=2,
@@ -394,6 +401,7 @@ def _settings(scenario: Scenario) -> Settings:
 def _terms(scenario: Scenario) -> Terms:
     return Terms(
         lengths={"train": scenario.length, **({"val": scenario.val} if scenario.val else {})},
+        identities=_identities(scenario.length, scenario.val),
         per_epoch=scenario.per_epoch,
         block_size=scenario.block,
         row_seconds={f"m{number}": ms / 1000 for number, ms in enumerate(scenario.row_ms)},

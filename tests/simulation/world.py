@@ -8,7 +8,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from argosy.stream.blocks import Layout
 from argosy.stream.course import FeedSchedule
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
-from argosy.stream.opening import identities_of_arrays
 from argosy.study import Member
 from argosy.training.device.devices import open_backend
 from argosy.training.trainer.assigned import AssignedMember
@@ -72,13 +71,14 @@ class World:
         """Add a line to the story."""
         self.story.append((self.now, who, what, about))
 
-    def run_until(self, end: float, over: Callable[[], bool]) -> None:
-        """Run the actions that are due up to a time, or until `over` returns True."""
-        while self._events and self._events[0][0] <= end and not over():
+    def run_until(self, end: float, arrived: Collection[Any] = ()) -> None:
+        """Run the actions that are due up to a time, or until something has arrived."""
+        events = self._events
+        while events and events[0][0] <= end and not arrived:
             # Processes run in parallel: time that the last action spent has not passed for the others, so the clock may go back.
-            self.now, _, action = heapq.heappop(self._events)
+            self.now, _, action = heapq.heappop(events)
             action()
-        self.now = max(self.now, end) if not over() else self.now
+        self.now = max(self.now, end) if not arrived else self.now
 
     def forget(self) -> None:
         """Drop all events and meetings."""
@@ -256,7 +256,7 @@ class _Feeder(_Worker):
                         lengths=terms.lengths,
                         fingerprints={
                             **dict.fromkeys(terms.lengths, "counted"),
-                            **identities_of_arrays(self.workers.job.study.data),
+                            **terms.identities,
                         },
                         block_size=terms.block_size,
                         seconds_per_sample=1e-5,
@@ -335,7 +335,8 @@ class _Device:
         self.poisoned = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        found = self.__dict__[name] = getattr(self._backend, name)
+        return found
 
     def synchronize(self) -> None:
         """See `Backend.synchronize`."""
@@ -488,6 +489,8 @@ class Terms:
     """What the workers of a run have to know about it."""
 
     lengths: dict[str, int]
+    identities: dict[str, str]
+    """The identities of the data, by split."""
     per_epoch: int
     block_size: int
     row_seconds: dict[str, float]
@@ -544,11 +547,11 @@ class SimulatedWorkers:
             if worker is not None and worker.alive:
                 worker.ears.say(command)
         if self.frozen_seconds:
-            self.world.run_until(self.world.now + self.frozen_seconds, lambda: False)
+            self.world.run_until(self.world.now + self.frozen_seconds)
             self.frozen_seconds = 0.0
-        self.world.run_until(self.world.now + timeout, lambda: bool(self.arrived))
+        self.world.run_until(self.world.now + timeout, self.arrived)
         if self.world.random.random() < 0.5:  # more messages arrive before the driver looks
-            self.world.run_until(self.world.now + self.world.random.uniform(0, 0.02), lambda: False)
+            self.world.run_until(self.world.now + self.world.random.uniform(0, 0.02))
         arrived, self.arrived = self.arrived, []
         for worker, message in arrived:
             self.world.tell(worker, "says", message)
