@@ -120,3 +120,7 @@ class TrainerGauge:
     """Number of stream samples used for training or validation, each counted once however many members saw it."""
     training_seconds: float = 0.0
     """Time in the steps and the validation on those rows."""
+
+    def to_json(self) -> dict[str, float]:
+        """Return the gauge as a plain JSON value."""
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -127,7 +127,8 @@ class Heartbeat:
 
     def read(self) -> tuple[Sign, ...]:
         """Return the signs of this worker and of its loaders, in the order of their slots."""
-        return tuple(Heartbeat(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
+        loaders = (Heartbeat(self._memory, number) for number in range(1, self._words[IN_USE] + 1))
+        return tuple([slot._sign() for slot in (self, *loaders)])
 
     def _sign(self) -> Sign:
         words = self._words

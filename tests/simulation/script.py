@@ -77,7 +77,8 @@ class Script:
 
     def __post_init__(self) -> None:
         self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
-        self.awaited = dict.fromkeys([*(fault.at for fault in self.scenario.faults), "round"])
+        self.awaited = {*(fault.at for fault in self.scenario.faults), "round"}
+        self.moments = [at for at in dict.fromkeys(fault.at for fault in self.scenario.faults) if at in MOMENTS]
         self._numbered = 0
 
     def _due(self, at: str, *, before: bool) -> Fault | None:
@@ -154,8 +155,8 @@ class Script:
 
     def round(self, workers: SimulatedWorkers) -> None:
         """Note that the driver begins a round by receiving messages."""
-        for at in self.awaited:
-            if at in MOMENTS and MOMENTS[at](self.driver):
+        for at in self.moments:
+            if MOMENTS[at](self.driver):
                 self._happens(workers, self._due(at, before=True))
         for before in (True, False):
             self._happens(workers, self._due("round", before=before))

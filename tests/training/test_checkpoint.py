@@ -130,7 +130,7 @@ def test_links_and_files_that_stay(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "log.txt").write_text("")
     for name in ("e0001.pt", "e0002.pt"):
-        checkpoint.link(tmp_path / name, "last.pt")
+        checkpoint.link(tmp_path / "last.pt", name)
     checkpoint.keep_newest(tmp_path, {"e0001.pt", "e0002.pt"})
     assert {path.name for path in tmp_path.iterdir()} == {"e0001.pt", "e0002.pt", "last.pt", "log.txt"}
     assert (tmp_path / "last.pt").resolve().name == "e0002.pt"
@@ -202,7 +202,7 @@ def test_a_link_out_of_its_folder_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     checkpoint.save({"w": torch.zeros(4)}, tmp_path / "outside.pt")
     checkpoint.save({"w": torch.zeros(4)}, tmp_path / "one" / "e0001.pt")
-    checkpoint.link(tmp_path / "one" / "e0001.pt", "last.pt")
+    checkpoint.link(tmp_path / "one" / "last.pt", "e0001.pt")
     assert checkpoint.load(tmp_path / "one" / "last.pt")["w"].tolist() == [0.0] * 4
     for target in ("../outside.pt", tmp_path / "outside.pt"):
         (tmp_path / "one" / "e0002.pt").symlink_to(target)

@@ -144,7 +144,7 @@ class CarryOut(DriverPart):
 
     def change_assignments(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Change assignments at a barrier; a moving member starts once its old device has saved it."""
-        started = {name for change in changes.values() for name in change.start}
+        started = dict.fromkeys(name for change in changes.values() for name in change.start)
         # Before `_place`, which replaces the savers of members that move.
         for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
             leaving = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))

@@ -213,7 +213,8 @@ class CostTable:
         return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
 
     def _profile_of(self, name: str) -> Profile:
-        return self._at_program_costs(replace(self._profiles[self._works[name]], member=name))
+        known = self._profiles[self._works[name]]
+        return self._at_program_costs(known if known.member == name else replace(known, member=name))
 
     def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
         if member.subset is None or self.samples_per_epoch is None:

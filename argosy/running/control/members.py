@@ -151,8 +151,8 @@ class Members:
     @property
     def leaving(self) -> dict[str, Leaving]:
         """Members that their old device is saving."""
-        left = {name: self._members[name].leaving for name in self.in_states(*LEAVING_STATES)}
-        return {name: leaving for name, leaving in left.items() if leaving is not None}
+        left = self.in_states(*LEAVING_STATES)
+        return {name: leaving for name in left if (leaving := self._members[name].leaving) is not None}
 
     def leaving_of(self, name: str) -> Leaving | None:
         """Return how a member leaves its device; None if it does not."""

@@ -92,7 +92,7 @@ class WorkerPool:
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
         """Return the signs of life of a worker and then of its loader workers; None if it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
-        return None if heartbeat is None else tuple(heartbeat.read())
+        return None if heartbeat is None else heartbeat.read()
 
     def open_feeder(self, node: str) -> None:
         """Start another feeder on a node, unless one is already starting."""

@@ -219,12 +219,11 @@ def _format_where(where: tuple[Any, Any] | None) -> str:
     return f"{_format_where(where[0])}[{where[1]!r}]"
 
 
-def link(target: Path, name: str) -> None:
-    """Atomically create or replace the link ``name`` beside the file, pointing to it."""
-    place = target.with_name(name)
+def link(place: Path, file: str) -> None:
+    """Atomically create or replace a link to a file beside it."""
     unfinished = unfinished_name(place)
     # A link cannot be replaced in place; a rename is atomic.
-    unfinished.symlink_to(target.name)
+    unfinished.symlink_to(file)
     unfinished.rename(place)
 
 
@@ -232,5 +231,5 @@ def keep_newest(folder: Path, keep: set[str]) -> None:
     """Delete a member's checkpoints except those in `keep`, and remains of interrupted writes; other files belong to the user."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):
+            if entry.name not in keep and OURS.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
                 Path(entry).unlink(missing_ok=True)

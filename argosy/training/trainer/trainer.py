@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,7 +215,7 @@ class Trainer:
 
     def used(self, cpu_seconds: float) -> Used:
         """Return the trainer's last message."""
-        return Used(worker=self.name, cpu_seconds=cpu_seconds, gauge=asdict(self.gauge))
+        return Used(worker=self.name, cpu_seconds=cpu_seconds, gauge=self.gauge.to_json())
 
     # ---- blocks
 
@@ -461,4 +460,4 @@ class Trainer:
             means = {name: assigned.live.train.mean_by_now("loss") for name, assigned in self.assigned.items()}
             losses = {name: mean for name, mean in means.items() if not math.isnan(mean)}
             samples = {name: assigned.samples for name, assigned in self.assigned.items() if assigned.leads}
-            self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
+            self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=self.gauge.to_json()))
