@@ -32,14 +32,14 @@ import argosy
 from argosy import api
 from argosy.cluster import Cluster, Device, Node
 from argosy.disk import settled
-from argosy.disk.cached import Cached
+from argosy.disk.cached import NOWHERE, Cached
 from argosy.errors import DiskError
 from argosy.errors.system import explain_refusals
 from argosy.planning import POLICIES
 from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
-from argosy.running.control import additions, positions, resume
+from argosy.running.control import additions, choices, costs, positions, resume
 from argosy.running.control import driver as driving
 from argosy.running.control.rehearsal import RehearsalResult
 from argosy.running.control.verdicts import Fate, Verdict
@@ -122,13 +122,20 @@ def _short(about: Any) -> str:
 
 def play(scenario: Scenario) -> Outcome:
     """Run a scenario to its end, with as many drivers in turn as it takes."""
+    gc.disable()  # garbage is collected between runs, when all of a run but its outcome is garbage
+    try:
+        return _play(scenario)
+    finally:
+        gc.enable()
+
+
+def _play(scenario: Scenario) -> Outcome:
     memory = MEMORY if MEMORY.is_dir() else Path(TEMPORARY)
     directory = Path(tempfile.mkdtemp(prefix="argosy-simulation-", dir=memory))
     world = World(scenario.seed)
     script = Script(scenario, world)
     outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
     disk = Disk(directory, world.random)
-    gc.disable()  # garbage is collected between runs, when there are far fewer objects to scan
     try:
         with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless=Restless(world.random)):
             _drivers(scenario, directory, world, script, disk, outcome)
@@ -139,7 +146,6 @@ def play(scenario: Scenario) -> Outcome:
     except Exception:  # any exception of a driver is wrong
         outcome.wrong.append(traceback.format_exc(-6))
     finally:
-        gc.enable()
         shutil.rmtree(directory, ignore_errors=True)
     return outcome
 
@@ -564,7 +570,10 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (inbox, "POLL_SECONDS", 0.02),
         (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),
         (CodeReader, "read", lambda code, value: _read_code(value)),
-        # What earlier runs have cached must not influence this one.
+        # What earlier runs have cached must not influence this one, nor what kind of machine this is.
+        (choices, "_processor", lambda: "processor"),
+        (choices, "choices_folder", lambda: NOWHERE),
+        (costs, "cache_folder", lambda: NOWHERE),
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),
     ]

@@ -36,7 +36,7 @@ def make_run_started(
         host=socket.gethostname(),
         pid=os.getpid(),
         versions=versions(),
-        settings={name: value for name, value in asdict(settings).items() if name not in HOOKS},
+        settings={name: getattr(settings, name) for name in settings.__slots__ if name not in HOOKS},
         lengths=dict(lengths),
         validations_per_epoch=validations_per_epoch,
         devices=tuple(map(asdict, devices)),
