@@ -60,9 +60,15 @@ class ProgramInstance:
     watch: InputWatch = field(default_factory=InputWatch)
     together: bool = field(init=False)
     """Whether common code steps the members, so that an error cannot be attributed to one of them."""
+    names: tuple[str, ...] = field(init=False)
+    """Names of the members."""
+    description: str = field(init=False)
+    """Description of the members for status messages."""
 
     def __post_init__(self) -> None:
         self.together = isinstance(self.program, SharedProgram)
+        self.names = tuple(assigned.name for assigned in self.assignment)
+        self.description = f"member{'s' * (len(self.names) > 1)} {', '.join(map(repr, self.names))}"
 
     @classmethod
     def of(
@@ -100,16 +106,6 @@ class ProgramInstance:
     def rests(self) -> bool:
         """Whether the instance makes no further step in this pass."""
         return self.broke or (self.round is not None and not self.round.steps_left)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the members."""
-        return tuple(assigned.name for assigned in self.assignment)
-
-    @property
-    def description(self) -> str:
-        """Description of the members for status messages."""
-        return f"member{'s' * (len(self.assignment) > 1)} {', '.join(map(repr, self.names))}"
 
     def follow(self, place: Place) -> bool:
         """Follow the stream into another epoch; returns False for a block that the members have finished."""
