@@ -114,7 +114,7 @@ def train(
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
     The directory is ``runs/`` and the name of the script by default, ``runs/argosy`` in a notebook. With ``fresh=True`` the run starts over,
-    and the old directory is kept beside the new one; with names, such as ``fresh=["mlp"]``, only these members start over.
+    and the old directory is kept beside the new one; with names, such as ``fresh=["mlp"]``, only these members or configurations start over.
 
     A script prints the report at the end unless `quiet` is set; a notebook displays the return value of its cell. With `progress`, a progress
     bar is shown; `view` is any other observer. Trackers, such as ``["tensorboard"]``, receive all metrics; `argosy.tracking` lists them.

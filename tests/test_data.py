@@ -194,6 +194,9 @@ def test_a_second_table_has_the_features_and_classes_of_the_first(given: str, tm
     assert train.features == ("colour=blue", "colour=red", "floor=1", "floor=2", "floor=G", "size")
     assert found.inputs.tolist() == [[0, 0, 0, 1, 0, 3], [0, 1, 1, 0, 0, 1]]
     assert (found.classes, found.targets.tolist()) == (("cat", "dog", "eel"), [2, 1])
+    asked = {"colour": ["red"], "floor": ["G"], "size": [2.0]}  # rows to predict have no target
+    asked_table = argosy.data.table(asked, target="kind", like=train)
+    assert (asked_table.inputs.tolist(), asked_table.targets.tolist()) == ([[0, 1, 0, 0, 1, 2]], [])
     again = argosy.data.table(first, target="kind", like=found)
     assert (again.inputs.tolist(), again.targets.tolist()) == (train.inputs.tolist(), train.targets.tolist())
 

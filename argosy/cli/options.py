@@ -40,7 +40,7 @@ Fresh = Annotated[
     typer.Option(
         "--fresh",
         metavar="[MEMBER]",
-        help="Start over, entirely or only this member; repeatable. Old files are kept.",
+        help="Start over, entirely or only this member or configuration; repeatable. Old files are kept.",
     ),
 ]
 LauncherName = Annotated[

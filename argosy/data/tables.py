@@ -80,7 +80,8 @@ def table(
     `words` hold words, whatever they look like: for example floors, one of which is ``G``, or regions, one of which is ``NA``.
 
     Two files read separately would each number their own words and classes. Pass the table of the first as `like` to give the second the same
-    features and classes: only its columns are used, and a word that it does not have is 0 in all features of its column.
+    features and classes: only its columns are used, and a word that it does not have is 0 in all features of its column. The second may lack the
+    target, as rows to predict do; its `targets` are then empty.
 
     Raises:
         StudyError: if the file or a column does not exist, a value is missing, or a column holds neither numbers nor words, or numbers and a few
@@ -117,13 +118,13 @@ def _read_like(like: Table, source: Any, target: str) -> Table:
     if any(isinstance(one, str) for one in like.classes):
         known[target] = like.classes
     found = _columns(source, known)
-    for name in (*like.words, target):
+    for name in (*like.words, *([target] if target in found else [])):
         _check_there(name, found)
         _check_none_missing(name, found[name])
         if name in known:
             found[name] = _as_known_words(name, found[name], known[name])
     features = _features(found, like.words)
-    column = found[target]
+    column = found.get(target, like.targets[:0])
     targets = _class_numbers(target, column, like.classes) if like.classes else _as_numbers(target, column)
     return replace(like, inputs=_stack(features), targets=targets)
 

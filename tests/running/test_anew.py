@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> No
     new = member("two-wide", hidden=24, batch_size=30)
     report = train(asked(*asked().members, new, epochs=1), run)
     assert {row.name for row in report.rows} == {"one", "two", "two-wide"}
+
+
+def test_all_repetitions_of_a_configuration_start_over_by_its_name(tmp_path: Path) -> None:
+    def repeated(hidden: int) -> argosy.Study:
+        return asked(*argosy.replicate(member("one"), 2), *argosy.replicate(member("two", hidden=hidden), 2), epochs=1)
+
+    train(repeated(8), tmp_path)
+    with pytest.raises(RunError, match=re.escape("fresh=['two'] (--fresh two) trains")):
+        train(repeated(24), tmp_path)
+    assert train(repeated(24), tmp_path, fresh="two").status == "done"
+    assert {path.name for path in (tmp_path / "members.old").iterdir()} == {"two-seed=0-1", "two-seed=1-1"}
 
 
 @pytest.mark.parametrize("begun", [1, EPOCHS])

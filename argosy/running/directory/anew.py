@@ -44,8 +44,17 @@ def set_run_aside(directory: Path) -> Path | None:
 
 
 def make_began_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
-    """Return the event to journal before these members begin anew; None if none of them has begun. Raises RunError."""
-    known = dict.fromkeys([*study.names, *state.members])
+    """Return the event to journal before these members begin anew; None if none of them has begun. Raises RunError.
+
+    The name of a configuration stands for all its repetitions in the study.
+    """
+    repeated: dict[str, list[str]] = {}
+    for member in study.members:
+        if member.repetition is not None:
+            repeated.setdefault(member.repetition.of, []).append(member.name)
+    own = dict.fromkeys([*study.names, *state.members])
+    known = dict.fromkeys([*own, *repeated])
+    names = [one for name in names for one in ([name] if name in own else repeated.get(name, [name]))]
     for name in names:
         if name not in known:
             raise RunError(

@@ -150,7 +150,7 @@ class Identity:
             anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
             raise RunError(
                 f"{self.directory} holds the run of a different study:\n  " + "\n  ".join(lines) + "\n"
-                f"Undo the change, or choose another directory. {_advice(list(names) if anew else [], self.directory)}"
+                f"Undo the change, or choose another directory. {_advice(_by_configuration(names, here) if anew else [], self.directory)}"
             )
 
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
@@ -231,8 +231,15 @@ class Identity:
             yield f"{field}: {what} changed since the run began"
 
 
+def _by_configuration(names: Collection[str], here: Mapping[str, Any]) -> list[str]:
+    """Return these members by name, or by configuration where all repetitions of one are among them."""
+    of = {name: (told["repetition"] or {}).get("of", name) for name, told in here["members"].items()}
+    parts = {of[name] for name in of if name not in names}
+    return list(dict.fromkeys(name if of[name] in {*parts, *here["members"]} else of[name] for name in names))
+
+
 def _advice(changed: Sequence[str], directory: Path) -> str:
-    """Return how the user can still train in the directory, given the members that have changed."""
+    """Return how the user can still train in the directory, given the members or configurations that have changed."""
     everything = f"fresh=True (--fresh) trains everything again and keeps the old files in {directory.name}.old-1, or with the next number."
     if not changed:
         return f"Or start over: {everything}"
