@@ -174,6 +174,19 @@ def test_a_band_ends_where_the_first_of_its_members_does() -> None:
     assert high - low == pytest.approx(2 * half)
 
 
+def test_a_figure_of_many_configurations_shows_all_their_names(pyplot: Any) -> None:
+    from argosy.results import figures
+
+    bands = [Band.of(f"cnn-width=128-lr={number}", [{1.0: 0.5, 2.0: 0.4}], None) for number in range(20)]
+    with figures.paper_style():
+        axes = figures.new_axes()[0]
+        figures.draw_bands(axes, bands, "val_loss")
+        axes.figure.canvas.draw()
+    outside, legend, drawn = axes.figure.bbox, axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.x1 <= outside.x1 and legend.y0 >= 0 and drawn.width > outside.width / 3
+    assert drawn.height > outside.height / 2
+
+
 def test_members_are_grouped_by_any_column(report: argosy.Report, pyplot: Any) -> None:
     for by, labels in {
         "optimizer.lr": ["optimizer.lr = 0.001 (n = 3)", "optimizer.lr = 0.05 (n = 3)", "optimizer.lr = 1 (n = 1)"],

@@ -43,7 +43,7 @@ PAPER: Mapping[str, Any] = {
 }
 """Settings for a column of a paper, in inches and points; text stays text in PDF and SVG."""
 MOST_NAMED = 12
-"""Most entries of a legend inside the axes; a longer legend is drawn beside them."""
+"""Most entries of a legend inside the axes; for a longer one the figure grows beside them."""
 LOG_RATIO = 50.0
 """Least ratio of the largest to the smallest value for a logarithmic axis."""
 WIDTH, HEIGHT = 2.6, 2.4
@@ -140,5 +140,11 @@ def _finish_axes(axes: Any, metric: str, *, named: bool) -> None:
     if isinstance(locator, AutoLocator) and axes.dataLim.x1 >= 2:  # within one epoch no whole number may be in sight
         locator.set_params(integer=True)
     if named:
-        many = len(axes.get_legend_handles_labels()[0]) > MOST_NAMED
-        axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if many else {}))
+        if len(axes.get_legend_handles_labels()[0]) <= MOST_NAMED:
+            axes.legend()
+            return
+        legend = axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        width, height = axes.figure.get_size_inches()
+        beside, below = legend.get_window_extent().size / axes.figure.dpi
+        # Of more than 600 lines not all are in sight: matplotlib limits the pixels of a figure.
+        axes.figure.set_size_inches(width + beside, max(height, min(below + height / 4, 100)))
