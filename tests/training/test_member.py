@@ -235,14 +235,53 @@ class Around(SGD):
         self.param_groups = self.base.param_groups
 
 
+class Centred(nn.Module):
+    """A loss with a moving average in a buffer, as DINO's centre of the teacher's outputs, and a frozen network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(10))
+        self.seen = nn.Linear(10, 10).requires_grad_(False)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self.centre = 0.9 * self.centre + 0.1 * output.detach().mean(0)
+        return nn.functional.cross_entropy(output - self.centre, target)
+
+
+class Sharpened:
+    """A loss that grows sharper with each step, with a state as torch's objects have it."""
+
+    calls = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += torch.is_grad_enabled()
+        return nn.functional.cross_entropy(output * (1 + self.calls / 10), target)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+class SharpenedModule(Sharpened, nn.Module):
+    """`Sharpened` as a module, whose own `state_dict` takes no arguments."""
+
+
 @pytest.mark.parametrize(
     "kinds",
-    [{"schedule": milestones}, {"schedule": WarmedUp}, {"optimizer": partial(Around, lr=0.01)}],
-    ids=["milestones", "warm-up", "around"],
+    [
+        {"schedule": milestones},
+        {"schedule": WarmedUp},
+        {"optimizer": partial(Around, lr=0.01)},
+        {"loss": Centred()},
+        {"loss": Sharpened()},
+        {"loss": SharpenedModule()},
+    ],
+    ids=["milestones", "warm-up", "around", "loss with a buffer", "loss with a state", "module with a state"],
 )
-def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
-    kinds: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_part_with_state_of_its_own_goes_on_behind_a_file(kinds: dict[str, Any], tmp_path: Path) -> None:
     """A MultiStepLR that SequentialLR starts reads the counts of its milestones, so they must be loaded as a Counter."""
     member = studies.member(**kinds, schedule_per="step", batch_size=25)
     solo = start(member)
@@ -251,6 +290,9 @@ def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
     first = run(again, 1)
     again.live.begin_epoch(ORDERS, 1)
     again, _ = resumed(again.live.state_dict(), tmp_path, member)
+    assert not again.live.state_dict()["called"].get("loss", {}).keys() & {"seen.weight"}, (
+        "weights of a loss are not saved"
+    )
     assert [*first, *run(again, 2)] == rows
     assert outcome(again.live) == outcome(solo.live)
 
@@ -1263,6 +1305,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": lambda: Drawing(torch.Generator())}, "its network draws from its own generator"),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
+        *(({"loss": loss}, "") for loss in (Centred(), Sharpened(), SharpenedModule())),
         ({"model": partial(Prepared, decides=True)}, "steps change 'seen' of the network"),
         ({"model": partial(Prepared, decides=True), "batch_size": 1}, "steps change 'seen' of the network"),
         ({"model": partial(Prepared, decides=False)}, ""),

@@ -24,11 +24,11 @@ from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_not_split
-from argosy.training.choice.unsaved import UnsavedState, called_functions, training_code
+from argosy.training.choice.unsaved import training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED
+from argosy.training.member.copied import CALLED, called_objects
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
@@ -129,7 +129,7 @@ def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved:
     if coupled:
         yield COUPLED
     yield from unsaved
-    for what, part in called_functions(live.member).items():
+    for what, part in called_objects(live.member).items():
         if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
             yield UNTRAINED.format(what)
 

@@ -13,13 +13,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from argosy.bindings import unwrap_partials
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.own_generators import own_generator_states, variables_of
 from argosy.stream.trees import flatten
-from argosy.study import Member
 from argosy.training.choice.copies import ShownBatch
-from argosy.training.member.copied import CALLED, optimizers_of, shared_data
+from argosy.training.member.copied import (
+    CALLED,
+    called_objects,
+    called_state,
+    is_plain_module,
+    optimizers_of,
+    shared_data,
+)
 from argosy.training.member.live import LiveMember
 from argosy.training.member.own import load_optimizer_state
 from argosy.training.member.weights import load_weights
@@ -27,7 +32,7 @@ from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "called_functions", "training_code", "UnsavedState"]
+__all__ = ["LOADED", "TOGETHER", "training_code", "unsaved_state", "own_state", "unsaved_warnings"]
 
 INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""
@@ -38,7 +43,8 @@ MAX_VALUES = 2000
 """Most values inspected in one attribute."""
 MOVING = (
     "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a buffer "
-    "(register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule="
+    "(register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule=; give "
+    "an object that is no network state_dict() and load_state_dict()"
 )
 TOGETHER = "which all members with that function share"
 AROUND = (
@@ -120,7 +126,7 @@ def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     for name in CALLED:
         bound = shared_data(getattr(live.member, name))
         found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
-    for what, part in {"network": live.model, **called_functions(live.member)}.items():
+    for what, part in {"network": live.model, **called_objects(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = own_generator_states(part)
     return {**found, **own}
 
@@ -131,8 +137,10 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
     schedules = getattr(schedule, "by_name", {}).values()  # such as the stand-in for a LightningModule's trainer
     kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
-    saved = {id(one) for one in kept}
-    for what, part in {"network": live.model, **called_functions(live.member)}.items():
+    saved, called = {id(one) for one in kept}, called_state(live.member, live.model)
+    for what, part in {"network": live.model, **called_objects(live.member)}.items():
+        if what in called and not is_plain_module(part):
+            continue  # its `state_dict` is saved
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and (
                 type(module).get_extra_state is not nn.Module.get_extra_state  # it saves its own state
@@ -140,13 +148,13 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
             ):
                 continue
             where = f"layer {name!r}" if name else f"the {what}"
-            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
+            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, saved)}
     for name, weight in live.model.named_parameters():  # such as `weight.org` of binarized networks
-        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
+        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
         asked = not isinstance(live.optimizer, OptimizerList)  # a list saves only the groups and states of its parts
-        own = [] if saves_itself and asked else _unsaved(optimizer, "optimizer", saved)
+        own = [] if saves_itself and asked else _unsaved(optimizer, saved)
         held = [*own, *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
@@ -157,12 +165,6 @@ def training_code(live: LiveMember) -> list[Any]:
     return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
 
 
-def called_functions(member: Member) -> dict[str, Any]:
-    """Return the functions that are called as a member trains; for a bound method, its object."""
-    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
-    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
-
-
 def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the versions of state tensors of optimizers inside an optimizer, except those in `saved`, which has ids."""
     for key, value in vars(optimizer).items():
@@ -171,7 +173,7 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
             yield key, [leaf._version for leaf in held if isinstance(leaf, torch.Tensor) and id(leaf) not in saved]
 
 
-def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
+def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers, arrays and leaf tensors that an object holds, except those in `saved`, which has ids."""
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     held.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
@@ -180,8 +182,7 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
         held = {k: v for k, v in held.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)}
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
-        names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
-        held |= {key: holder._buffers.get(key) for key in names}
+        held |= {key: holder._buffers.get(key) for key in holder._non_persistent_buffers_set}
         for hook in holder._forward_pre_hooks.values():  # recomputed by each pass, as in torch.nn.utils.weight_norm
             held.pop(getattr(hook, "name", None), None)
     for key, value in held.items():
@@ -265,6 +266,7 @@ def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
     behind = Solo(live.trial())
     load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
     load_optimizer_state(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    behind.live.load_called_state(copy.deepcopy(called_state(trial.live.member, trial.live.model)))
     behind.live.randomness = trial.live.randomness.copy()
     return behind
 

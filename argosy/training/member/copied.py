@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from argosy.bindings import unwrap_partials
 from argosy.stream.copied import begin_copy, finish_copy
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
@@ -19,7 +20,10 @@ from argosy.training.optim.optimizer_list import OptimizerList
 __all__ = [
     "CALLED",
     "DATA_BYTES",
+    "called_objects",
+    "called_state",
     "copy_together",
+    "is_plain_module",
     "shared_data",
     "optimizers_of",
     "with_own_callables",
@@ -73,6 +77,34 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     metrics = {name: _of_copies(metric, memo) for name, metric in member.metrics.items()}
     object.__setattr__(own, "metrics", metrics)
     return own
+
+
+def called_objects(member: Member) -> dict[str, Any]:
+    """Return the functions that are called as a member trains; for a bound method, its object."""
+    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
+    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
+
+
+def called_state(member: Member, model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the state of the objects that a member calls: of a module its buffers, of another object what its `state_dict` returns.
+
+    A module's weights are not included: all members share them. Neither are buffers of the member's network, in whose state they are.
+    """
+    found, own = {}, {id(buffer) for buffer in model.buffers()}
+    for name, held in called_objects(member).items():
+        if is_plain_module(held):
+            state = held.state_dict(keep_vars=True)
+            found[name] = {
+                key: one for key, one in state.items() if not isinstance(one, nn.Parameter) and id(one) not in own
+            }
+        elif hasattr(held, "state_dict") and hasattr(held, "load_state_dict"):
+            found[name] = held.state_dict()
+    return found
+
+
+def is_plain_module(held: Any) -> bool:
+    """Return whether an object is a module whose `state_dict` is torch's."""
+    return isinstance(held, nn.Module) and type(held).state_dict is nn.Module.state_dict
 
 
 def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:

@@ -24,7 +24,7 @@ from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memory
 from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
-from argosy.training.member.copied import DATA_BYTES, copy_together
+from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
 from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import load_optimizer_state, load_schedule_state, schedule_state, strip_given
 from argosy.training.member.precision import LossScale
@@ -328,6 +328,7 @@ class LiveMember:
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "average": None if self.average is None else self.average.state_dict(),
+            "called": called_state(self.member, self.model),
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -354,6 +355,7 @@ class LiveMember:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
         if self.average is not None and state.get("average") is not None:
             self.average.load_state_dict(state["average"])
+        self.load_called_state(state.get("called", {}))
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
@@ -364,6 +366,14 @@ class LiveMember:
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
         return position
+
+    def load_called_state(self, state: Mapping[str, Any]) -> None:
+        """Load what `called_state` returned into the objects that the member calls."""
+        for name, held in called_objects(self.member).items():
+            if is_plain_module(held):
+                load_weights(held, state.get(name, {}), self.backend.device, strict=False)
+            elif name in state:
+                held.load_state_dict(state[name])
 
 
 def _carried_state(carried: PartialBatch) -> dict[str, Any]:

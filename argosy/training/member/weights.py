@@ -71,15 +71,15 @@ class NetworkWeights:
         return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device) -> None:
-    """Load a file's weights into a network that was just built."""
+def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device, *, strict: bool = True) -> None:
+    """Load a file's weights into a network that was just built; without `strict`, some may be missing."""
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             found = weights.get(f"{name}.{key}" if name else key)
             # It was None until a forward pass, or has grown since; torch loads values into neither.
             if found is not None and (buffer is None or buffer.shape != found.shape):
                 module._buffers[key] = torch.empty_like(found, device=device)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=strict)
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):
