@@ -1419,6 +1419,7 @@ def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) ->
 
 VECTORS, STATE = torch.randn(12, 10), nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10)).state_dict()
 ARRAY = VECTORS.clone().numpy()
+NORM = nn.BatchNorm1d(10, affine=False)
 
 
 class Pretrained(nn.Module):
@@ -1454,6 +1455,15 @@ def test_members_made_of_one_tensor_each_move_their_own(model: Any) -> None:
     assert all(map(torch.equal, before, (VECTORS, torch.from_numpy(ARRAY), *STATE.values())))
     frozen = [weight for weight in alone.live.model.parameters() if not weight.requires_grad]
     assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "frozen weights should stay shared"
+
+
+def test_members_that_hold_one_layer_without_weights_each_move_their_own() -> None:
+    alone, beside = (start(studies.member(model=lambda: nn.Sequential(nn.Linear(12, 10), NORM))) for _ in range(2))
+    run(alone, 1)
+    run(beside, 1)
+    assert outcome(beside.live) == outcome(alone.live)
+    assert NORM.num_batches_tracked == 0
+    assert alone.live.model[1].num_batches_tracked > 0
 
 
 class Tracked(nn.Module):

@@ -24,7 +24,7 @@ from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_not_split
-from argosy.training.choice.unsaved import training_code
+from argosy.training.choice.unsaved import UnsavedState, training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts

@@ -32,7 +32,7 @@ from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "training_code", "unsaved_state", "own_state", "unsaved_warnings"]
+__all__ = ["LOADED", "TOGETHER", "training_code", "UnsavedState"]
 
 INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""

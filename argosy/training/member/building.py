@@ -1,5 +1,6 @@
 """Builds a member: its network, optimizer and schedule, under its own seed, with the checks that need nothing but these."""
 
+import functools
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,13 @@ from argosy.training.member.checks import (
     check_schedule,
     collect_registered,
 )
-from argosy.training.member.copied import CALLED, ensure_own_memory, optimizers_of, with_own_callables
+from argosy.training.member.copied import (
+    CALLED,
+    ensure_own_memory,
+    optimizers_of,
+    with_own_buffers,
+    with_own_callables,
+)
 from argosy.training.member.live import LiveMember
 from argosy.training.member.own import build_own_optimizers
 from argosy.training.member.randomness import Randomness
@@ -54,16 +61,16 @@ def build_member(
         with collect_registered() as registered:
             model = own.model()
         check_network(member, model)
+        again = functools.cache(functools.partial(randomness.unmoved, member.model))
+        check_own(member, model, registered, again)
+        model = with_own_buffers(model, registered, again)
+        ensure_own_memory(model, again)
         kinds = dict.fromkeys(map(type, model.modules()))
         check_generators(member, [(f"layer {kind.__name__}", kind) for kind in kinds])
         model = model.to(backend.device)
         several = member.optimizers is not None
         optimizer, schedule = build_own_optimizers(own, model) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
-    # Draws in these checks do not count: they may call the factory once more.
-    with randomness.active(keep=True):
-        check_own(member, model, registered, member.model)
-        ensure_own_memory(model, member.model)
     check_average_of(member, model)
     trained = model, optimizer, schedule, randomness
     live = LiveMember(own, backend, *trained, objective, mode, answering=answering)

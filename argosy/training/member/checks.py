@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -41,13 +44,15 @@ __all__ = [
 
 @contextlib.contextmanager
 def collect_registered() -> Iterator[set[int]]:
-    """Collect the ids of the parameters that modules register inside."""
+    """Collect the ids of the parameters and buffers that modules register inside."""
     found: set[int] = set()
-    hook = register_module_parameter_registration_hook(lambda module, name, parameter: found.add(id(parameter)))
+    register = register_module_parameter_registration_hook, register_module_buffer_registration_hook
+    hooks = [add(lambda module, name, tensor: found.add(id(tensor))) for add in register]
     try:
         yield found
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def check_generators(member: Member, functions: Iterable[tuple[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import MethodType
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "is_plain_module",
     "shared_data",
     "optimizers_of",
+    "with_own_buffers",
     "with_own_callables",
     "ensure_own_memory",
 ]
@@ -113,6 +114,22 @@ def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
         return functools.partial(_of_copies(factory.func, memo), *factory.args, **factory.keywords)
     of = getattr(factory, "__self__", None)
     return MethodType(factory.__func__, memo[id(of)]) if isinstance(factory, MethodType) and id(of) in memo else factory
+
+
+def with_own_buffers(model: nn.Module, registered: Collection[int], build: Callable[[], nn.Module]) -> nn.Module:
+    """Return the network, or a copy with the same weights if buffers in it existed before the factory's call.
+
+    These belong to a module that the factory did not make, such as a global BatchNorm without weights, and all members would change them. Of the
+    copy, only buffers above `DATA_BYTES` stay shared.
+    """
+    foreign = {id(buffer) for buffer in model.buffers()}.difference(registered)
+    if not foreign or foreign.isdisjoint(map(id, build().buffers())):
+        return model
+    memo, large = begin_copy(model), [buffer for buffer in model.buffers() if buffer.nbytes > DATA_BYTES]
+    memo.update({id(one): one for one in (*model.parameters(), *large)})
+    copied = copy.deepcopy(model, memo)
+    finish_copy(model, memo)
+    return copied
 
 
 def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:

@@ -2,9 +2,9 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from argosy.training.device.devices import Backend
 
 __all__ = ["Mark", "Randomness"]
 
+Made = TypeVar("Made")
 Mark = tuple[Any, Any, Any]
 """Snapshot of the generators: torch, device, (NumPy, Python)."""
 
@@ -91,6 +92,13 @@ class Randomness:
             None if self.device_state is None else self.backend.random_state(),
             (np.random.get_state(), random.getstate()) if self.uses_others else self.others,
         )
+
+    def unmoved(self, call: Callable[[], Made]) -> Made:
+        """Return what a function returns; the generators are then as before. Called inside `active`."""
+        mark = self.here()
+        made = call()
+        self.set_generators(mark)
+        return made
 
     def set_generators(self, mark: Mark) -> None:
         """Set the process's generators to a snapshot."""
