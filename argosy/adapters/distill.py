@@ -272,7 +272,7 @@ def _student_loss(
 
 def _class_divergence(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
     """Return T² times the divergence of a student's logits from a teacher's, ``[B]``. For tokens or pixels it is averaged over each sample,
-    without positions whose class is `IGNORED`."""
+    without positions whose class is -100."""
     student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
     parts = temperature**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
     if parts.dim() == 1:

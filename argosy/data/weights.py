@@ -1,5 +1,6 @@
 """Sample weights as multiplicities of a subset, so that the number of times a member sees each sample is exact and audited."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_whole
+from argosy.errors.warned import warn_caller
 
 __all__ = ["by_weight"]
 
@@ -16,8 +18,8 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
 
     Use it in place of ``torch.utils.data.WeightedRandomSampler(weights, samples)``. Nothing is drawn: each sample's share of `samples` is rounded
     down, and the samples with the largest remainders get one more (Hamilton's method). Among equal remainders the samples that get one more are
-    spread over the whole data set. The choice is the same in every epoch of a run, so if a sample's share is below 1 it may never be seen; a larger
-    `samples`, such as several times ``len(weights)``, includes more of them. The study determines the order.
+    spread over the whole data set. The choice is the same in every epoch of a run, so if a sample's share is below 1 it may never be seen; a warning
+    says how many there are, and which `samples` includes all of them. The study determines the order.
 
     Raises:
         StudyError: if weights are negative, not finite or all zero.
@@ -35,4 +37,11 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
     # Rows are often sorted by class or site: breaking ties by row number would leave out whole classes or sites.
     ties = np.random.RandomState(0).permutation(len(share))
     often[np.lexsort((ties, often - exact))[:left]] += 1
+    missing = int(((share > 0) & (often == 0)).sum())
+    if missing:
+        every = math.ceil(share.sum() / share[share > 0].min())
+        warn_caller(
+            f"by_weight: {missing} of {int((share > 0).sum())} samples with a weight above 0 are in no epoch of the run, "
+            f"because their shares of samples={samples} are below 1. samples={every} includes all of them."
+        )
     return np.repeat(np.arange(len(share)), often).tolist()

@@ -420,7 +420,7 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the default loss per sample ``[B]`` from outputs ``[B, classes, …]`` and class numbers ``[B, …]``.
 
-    A sample with several class numbers, for example tokens or pixels, has their mean without those that are `IGNORED`, such as padding.
+    A sample with several class numbers, for example tokens or pixels, has their mean without those that are -100, such as padding.
     """
     losses = functional.cross_entropy(output, target, reduction="none")
     if losses.dim() == 1 or target.is_floating_point():
