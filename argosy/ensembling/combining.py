@@ -13,6 +13,7 @@ from argosy.stream.trees import Structure, flatten, format_structure, map_leaves
 __all__ = [
     "Combine",
     "Combines",
+    "averaged_terms",
     "check_same_structure",
     "combine_outputs",
     "combine_per_output",
@@ -68,12 +69,15 @@ def combine_outputs(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tenso
 
     Classes are the first dimension after the batch, as for cross-entropy. Logits are divided by the temperatures first.
     """
+    mean = _mean(averaged_terms(outputs_MB, temperatures_M, combine), weights_M)
+    return mean.softmax(dim=1) if combine == "logits" else mean
+
+
+def averaged_terms(outputs_MB: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
+    """Return what is averaged over the members: their numbers, or the probabilities, logits or votes of their outputs."""
     if combine == "mean":
-        return _mean(outputs_MB, weights_M)
-    logits_MBC = outputs_MB / _over_members(temperatures_M, outputs_MB)
-    if combine == "logits":
-        return _mean(logits_MBC, weights_M).softmax(dim=1)
-    return _mean(member_terms(logits_MBC, combine), weights_M)
+        return outputs_MB
+    return member_terms(outputs_MB / _over_members(temperatures_M, outputs_MB), combine)
 
 
 def member_terms(logits_MBC: Tensor, combine: Combine) -> Tensor:
@@ -87,7 +91,7 @@ def member_terms(logits_MBC: Tensor, combine: Combine) -> Tensor:
 
 
 def variance(outputs_MB: Tensor, weights_M: Tensor) -> Tensor:
-    """Return the weighted variance of the members' outputs, ``[B, …]``."""
+    """Return the weighted variance over the members, ``[B, …]``."""
     return _mean((outputs_MB - _mean(outputs_MB, weights_M)) ** 2, weights_M)
 
 

@@ -1,6 +1,6 @@
 """An ensemble: several networks as one `nn.Module`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from argosy.disk.files import user_path
 from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import (
+    Combine,
     Combines,
+    averaged_terms,
     combine_outputs,
     combine_per_output,
     quantiles,
@@ -20,7 +22,7 @@ from argosy.ensembling.combining import (
 from argosy.ensembling.opening import network_with_weights
 from argosy.ensembling.preparing import InputPreparation
 from argosy.errors import RunError
-from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member
 from argosy.training.member import checkpoint
 
@@ -67,12 +69,9 @@ class Ensemble(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Return the combined prediction."""
-        outputs, tree = flatten(self.outputs(inputs))
-        made = [
-            combine_outputs(output_MB, self.weights, self.temperatures, how)
-            for output_MB, how in zip(outputs, combine_per_output(self.combine, tree), strict=True)
-        ]
-        return unflatten(made, tree)
+        return self._each_output(
+            inputs, lambda output_MB, how: combine_outputs(output_MB, self.weights, self.temperatures, how)
+        )
 
     def outputs(self, inputs: Any) -> Any:
         """Return the output of each network, ``[members, B, …]``."""
@@ -80,12 +79,24 @@ class Ensemble(nn.Module):
         return stack_outputs({name: answer(one, ready) for name, one in zip(self.names, self.networks, strict=True)})
 
     def variance(self, inputs: Any) -> Any:
-        """Return the weighted variance of the networks' outputs, ``[B, …]``."""
-        return map_leaves(lambda output_MB: variance(output_MB, self.weights), self.outputs(inputs))
+        """Return the weighted variance of what the ensemble averages, ``[B, …]``: of the networks' numbers, or of the probabilities (with
+        ``combine="logits"`` logits, with ``"votes"`` votes) that they give to each class."""
+        return self._each_output(inputs, lambda output_MB, how: variance(self._terms(output_MB, how), self.weights))
 
     def quantiles(self, inputs: Any, shares: Sequence[float]) -> Any:
-        """Return, for each share, the smallest output at or below which that share of the weight lies, ``[shares, B, …]``."""
-        return map_leaves(lambda output_MB: quantiles(output_MB, self.weights, shares), self.outputs(inputs))
+        """Return, for each share, the smallest number at or below which that share of the weight lies, ``[shares, B, …]``; the numbers are
+        those of `variance`."""
+        return self._each_output(
+            inputs, lambda output_MB, how: quantiles(self._terms(output_MB, how), self.weights, shares)
+        )
+
+    def _terms(self, output_MB: Tensor, how: Combine) -> Tensor:
+        return averaged_terms(output_MB, self.temperatures, how)
+
+    def _each_output(self, inputs: Any, work: Callable[[Tensor, Combine], Tensor]) -> Any:
+        """Return what a function makes of each output of all networks, given how it is combined."""
+        outputs, tree = flatten(self.outputs(inputs))
+        return unflatten(list(map(work, outputs, combine_per_output(self.combine, tree))), tree)
 
     def save(self, path: str | Path) -> None:
         """Write the ensemble as plain data: the state of each network, by name under ``networks``, and how they are combined."""

@@ -96,6 +96,11 @@ def test_predictions_and_ensembles_have_the_structure_of_the_networks(tmp_path: 
     torch.testing.assert_close(
         both(ensemble.variance(X[NEW]))[1], torch.stack([size for _, size in alone]).var(0, correction=0)
     )
+    kinds = torch.stack([kind.softmax(dim=1) for kind, _ in alone])
+    torch.testing.assert_close(both(ensemble.variance(X[NEW]))[0], kinds.var(0, correction=0))
+    torch.testing.assert_close(
+        both(ensemble.quantiles(X[NEW], [0.0, 1.0]))[0], torch.stack([kinds.amin(0), kinds.amax(0)])
+    )
     ensemble.save(tmp_path / "ensemble.pt")
     again = Ensemble.load(tmp_path / "ensemble.pt", report.networks().known_study().members)
     assert torch.equal(both(again(X[NEW]))[0], both(ensemble(X[NEW]))[0])
