@@ -15,7 +15,9 @@ from typing import Any
 
 import evidence
 import pytest
+import searches
 import studies
+from optuna.distributions import CategoricalDistribution
 from torch import Tensor
 
 import argosy
@@ -116,6 +118,29 @@ def test_a_tracker_is_told_what_the_journal_says_and_a_later_one_all_of_it(tmp_p
     assert first.of("one") == [("begin", "one", 20), rows[0], ("end", "one", "done")]
     assert second.of("one") == [("begin", "one", 20), *rows[1:], ("end", "one", "done")]
     assert late.of("one") == [("begin", "one", 20), *rows, ("end", "one", "done")]
+
+
+class Parametrized(Recorder):
+    """A tracker that records all hyper-parameters."""
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        self.calls.append((member, dict(hyperparameters)))
+
+
+class Later(Parametrized):
+    """A tracker by another name."""
+
+
+def test_a_tracker_of_a_search_is_told_the_parameters_of_its_trials_now_and_later(tmp_path: Path) -> None:
+    asked = {"space": {"momentum": CategoricalDistribution([0.5, None])}, "n_trials": 2, "scheduler": "grid"}
+    given = [Parametrized(), Later()]
+    for tracker in given:
+        report = searches.tune(tmp_path, max_epochs=1, trackers=[tracker], **asked)
+    wanted = {row["trial"]: {"momentum": row["momentum"] or "None", "batch_size": 20} for row in report.table()}
+    assert len(wanted) == 2
+    for tracker in given:
+        told = dict(call for call in tracker.calls if call[0] in wanted and isinstance(call[1], dict))
+        assert {name: {key: found[key] for key in wanted[name]} for name, found in told.items()} == wanted
 
 
 def test_what_begins_anew_is_another_run_for_trackers(tmp_path: Path) -> None:

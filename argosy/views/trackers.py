@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from argosy.disk.files import make_folder, open_append, read_lines, replacing
 from argosy.errors.wording import escape_unprintable
-from argosy.protocol.events import MemberEnded, MemberStarted, SectionEnded
+from argosy.protocol.events import MemberEnded, MemberStarted, Proposed, SectionEnded
 from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
@@ -77,12 +77,12 @@ class TrackerFeed:
         self._anew = {
             member.name: f"~{member.aside.rpartition('-')[2]}" for member in state.members.values() if member.aside
         }
-        told = self._logged_before()
+        told, searched = self._logged_before(), _searched(state.proposed.values())
         for member in state.members.values():
             known_as = self._tracker_name_of(member.name)
             missed = [row for row in member.own_sections if row.epochs > told.get(known_as, 0.0)]
             if missed or (member.status in FINAL_STATUSES and known_as not in told):
-                for method, (name, *arguments) in _missed_calls(member, missed, job.study):
+                for method, (name, *arguments) in _missed_calls(member, missed, job.study, searched):
                     self._calls.put((method, (self._tracker_name_of(name), *arguments)))
         self._thread.start()
 
@@ -161,6 +161,8 @@ class Tracked:
         self._view = view
         self._feeds = [TrackerFeed(name, tracker, folder) for name, tracker in trackers.items()]
         self._asked: Study | None = None
+        self._searched: dict[str, Mapping[str, Any]] = {}
+        """Parameters of trials that a search has proposed, by member."""
         self._begun: set[str] = set()
         """Members that trackers know and that have not ended."""
         self._trains = False
@@ -170,6 +172,7 @@ class Tracked:
     def begin(self, job: Job, state: RunState) -> None:
         """Start the trackers and the view."""
         self._asked, self._since = job.study, time.monotonic()
+        self._searched = _searched(state.proposed.values())
         for feed in self._feeds:
             feed.start(job, state)
         self._view.begin(job, state)
@@ -189,7 +192,9 @@ class Tracked:
             assert self._asked is not None
             self._begun.add(message.member)
             self._trains = True
-            self._tell("begin", message.member, _parameters(self._asked, message.member))
+            self._tell("begin", message.member, _parameters(self._asked, message.member, self._searched))
+        elif isinstance(message, Proposed):
+            self._searched |= _searched([message])
         elif isinstance(message, SectionEnded):
             self._tell("log", *_log_arguments(message))
         elif isinstance(message, MemberEnded) and message.member in self._begun:
@@ -230,17 +235,27 @@ def _log_arguments(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
     return ended.member, ended.steps, {**metrics, "epochs": ended.epochs, "seconds": ended.seconds}
 
 
-def _parameters(study: Study, member: str) -> dict[str, Any]:
-    """Return a member's hyper-parameters for trackers, which display names and texts."""
+def _searched(proposed: Iterable[Proposed]) -> dict[str, Mapping[str, Any]]:
+    """Return the parameters of a search's trials by member."""
+    return {name: one.parameters for one in proposed for name in (one.member, *one.members)}
+
+
+def _parameters(study: Study, member: str, searched: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a member's hyper-parameters and those of its trial for trackers, which display names, numbers and texts."""
+    own = study.member(member).hyperparameters if member in study.names else {}
     return {
-        escape_unprintable(name, lines=False): escape_unprintable(value) if isinstance(value, str) else value
-        for name, value in study.member(member).hyperparameters.items()
+        escape_unprintable(name, lines=False): value
+        if isinstance(value, int | float)
+        else escape_unprintable(str(value))
+        for name, value in {**searched.get(member, {}), **own}.items()
     }
 
 
-def _missed_calls(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
+def _missed_calls(
+    member: MemberState, missed: Sequence[SectionEnded], study: Study, searched: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Call]:
     """Yield the calls that a tracker has missed for a member."""
-    yield "begin", (member.name, _parameters(study, member.name) if member.name in study.names else {})
+    yield "begin", (member.name, _parameters(study, member.name, searched))
     for ended in missed:
         yield "log", _log_arguments(ended)
     yield "end", (member.name, member.status if member.status in FINAL_STATUSES else "paused")
