@@ -46,7 +46,7 @@ def uses_random_modules(function: Any) -> bool:
     """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
     for one in _reachable_code(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
-            of_numpy = value is np.random or (value is np and _names_attribute(one.__code__, "random"))
+            of_numpy = value is np.random or (value is np and "random" in _attributes_of(one.__code__))
             if value is random or of_numpy or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
@@ -71,7 +71,7 @@ def writes_in_place(function: Any) -> bool:
 
 
 def _reachable_code(function: Any) -> Iterator[Any]:
-    """Yield the user's functions that a call reaches within the same module or class, and the generators that it holds."""
+    """Yield the user's functions that a call reaches by their names or within a class, and the generators that it holds."""
     todo, seen = [function], set[int]()
     while todo:
         one = todo.pop()
@@ -86,8 +86,7 @@ def _reachable_code(function: Any) -> Iterator[Any]:
         elif isinstance(one, FunctionType):
             if is_own_module(one.__module__):  # a library may have thousands of functions
                 yield one
-                beside = (other for other in _named(one) if isinstance(other, FunctionType))
-                todo += [other for other in beside if other.__module__ == one.__module__]
+                todo += [other for other in _named(one) if isinstance(other, FunctionType)]
         else:
             kind = one if isinstance(one, type) else type(one)
             yield from [] if kind is one else _find_generators((one,))
@@ -96,8 +95,16 @@ def _reachable_code(function: Any) -> Iterator[Any]:
 
 
 def _named(function: FunctionType) -> Collection[Any]:
-    """Return the values that the code of a function, and of functions defined in it, reads from outside."""
-    return _enclosing_variables(function).values()
+    """Return the values that the code of a function, and of functions defined in it, reads from outside, and of the user's modules among them
+    the attributes that it names."""
+    found = {id(value): value for value in _enclosing_variables(function).values()}
+    todo = list(found.values())
+    for module in todo:
+        if isinstance(module, ModuleType) and is_own_module(module.__name__):
+            inside = [vars(module)[name] for name in _attributes_of(function.__code__) & vars(module).keys()]
+            todo += [value for value in inside if id(value) not in found]
+            found |= {id(value): value for value in inside}
+    return found.values()
 
 
 def _enclosing_variables(function: FunctionType) -> dict[str, Any]:
@@ -114,8 +121,10 @@ def _globals_of(code: CodeType) -> frozenset[str]:
     return frozenset(one.argval for one in instructions_of(code) if one.opname == "LOAD_GLOBAL")
 
 
-def _names_attribute(code: CodeType, name: str) -> bool:
-    return any(one.opname in CALLED_NAMES and one.argval == name for one in instructions_of(code))
+@functools.lru_cache(maxsize=1000)
+def _attributes_of(code: CodeType) -> frozenset[str]:
+    """Return the names of attributes that code reads."""
+    return frozenset(one.argval for one in instructions_of(code) if one.opname in CALLED_NAMES)
 
 
 def _find_generators(parts: tuple[Any, ...]) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import math
 import random
 from functools import partial
 from random import uniform
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,24 @@ class Masking(nn.Linear):
         return output * random.random()
 
 
-@pytest.mark.parametrize("function", [late, later, Masking, partial(late), lambda batch: late(batch), random.random])
+elsewhere = FunctionType(late.__code__, {"np": np}, "elsewhere")
+elsewhere.__module__ = studies.__name__
+studies.elsewhere = elsewhere  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        late,
+        later,
+        Masking,
+        partial(late),
+        lambda batch: late(batch),
+        lambda batch: elsewhere(batch),
+        lambda batch: studies.elsewhere(batch),  # type: ignore[attr-defined]
+        random.random,
+    ],
+)
 def test_code_that_may_draw_from_numpy_or_random_is_known_by_its_names(function: Any) -> None:
     assert uses_random_modules(function) == (function is not random.random)
 
