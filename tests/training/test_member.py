@@ -1107,6 +1107,10 @@ def drawn_from(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, target) + next(OTHERS)
 
 
+def drawn_after(others: Iterator[torch.Tensor], output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target) + next(others)
+
+
 def noting(memory: Any, network: nn.Module, batch: Any) -> torch.Tensor:
     memory[batch[1].numpy()] += 1
     return nn.functional.cross_entropy(network(batch[0]), batch[1])
@@ -1260,6 +1264,7 @@ class Tempered(nn.CrossEntropyLoss):
             {"step": partial(noting, np.zeros(100)), "metrics": {}},
             "steps change a tensor",
         ),
+        ({"loss": partial(drawn_after, iter([torch.zeros(())] * 1000))}, "steps change a tensor"),
         ({"loss": taught}, "steps change the outer variable 'TEACHER'"),
         ({"loss": lagged}, "steps change the outer variable 'lag'"),
         ({"loss": cached}, ""),

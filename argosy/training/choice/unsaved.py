@@ -5,6 +5,7 @@ import itertools
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from io import IOBase
 from types import FunctionType, ModuleType
 from typing import Any
@@ -53,8 +54,8 @@ AROUND = (
 )
 LOADED = "a network that is loaded from its file has a different validation loss"
 BOUND = (
-    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER} and no checkpoint contains: keep it "
-    "in the network"
+    f"steps change a tensor, array, network or iterator that its {{}} holds, {TOGETHER} and no checkpoint contains: "
+    "keep it in the network"
 )
 DRAWING = (
     "{} draws from its own generator, whose state is not in any checkpoint and is reset when the run resumes: "
@@ -124,7 +125,9 @@ def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     # With `keep_vars`, because the values without it are other objects than those that functions hold.
     saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
-        bound = shared_data(getattr(live.member, name))
+        called = getattr(live.member, name)
+        arguments = (*called.args, *called.keywords.values()) if isinstance(called, partial) else ()
+        bound = [*shared_data(called), *(one for one in arguments if isinstance(one, Iterator))]
         found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
     for what, part in {"network": live.model, **called_objects(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = own_generator_states(part)
