@@ -116,7 +116,10 @@ class Ensemble(nn.Module):
 
         The file contains no code, so for an ensemble that prepares its inputs, pass `preparation` again.
         """
-        found, by_name = checkpoint.load(user_path(path).resolve()), {member.name: member for member in members}
+        found, by_name = (
+            checkpoint.load(user_path(path).resolve(), key="networks"),
+            {member.name: member for member in members},
+        )
         states = found.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(

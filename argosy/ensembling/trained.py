@@ -84,7 +84,7 @@ class Trained:
                 f"the study has no member {name!r}{did_you_mean(name, study.names)}, only {format_names(study.names)}. Pass the "
                 "run's own study, including members that were added or cloned."
             )
-        best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
+        best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256, key="model")
         # The file is either a whole checkpoint, which names the section of its best weights under "best", or only the best weights.
         epoch, section, value, *_ = best.get("best") or (best["epoch"], best["section"], best["value"])
         if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):

@@ -143,6 +143,11 @@ def behind_a_trunk() -> argosy.Report:
     return report(member(model=partial(nn.Linear, 5, 10)), data=argosy.Data(train=heads, val=heads))
 
 
+def loaded_from_a_checkpoint() -> None:
+    """Load the weights of a member as an ensemble."""
+    Ensemble.load(report().member("mlp").folder / "best.pt", [member()])
+
+
 def loaded_by_others() -> None:
     """Load a saved ensemble with the members of another study."""
     report().ensemble().save(Path("ensemble.pt"))
@@ -339,6 +344,7 @@ CASES = {
     ),
     "select= for networks with several outputs": lambda: two_headed().ensemble(combine="mean", select="greedy"),
     "a teacher with several outputs": lambda: taught(teacher=Heads()),
+    "a checkpoint that is loaded as an ensemble": loaded_from_a_checkpoint,
     "a saved ensemble that is loaded with other members": loaded_by_others,
     "a saved ensemble that is loaded without the code that prepares its inputs": saved_with_code,
     "a prediction for samples with a different structure than the study's": lambda: prepared()(

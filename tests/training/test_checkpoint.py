@@ -97,6 +97,14 @@ def test_copies_for_the_host_do_not_change_with_the_model() -> None:
     assert evidence.fingerprint(kept) == before != evidence.fingerprint(model.state_dict())
 
 
+@pytest.mark.parametrize("state", [{"weights": torch.ones(2)}, [1, 2]])
+def test_a_file_without_the_wanted_entry_is_refused(tmp_path: Path, state: Any) -> None:
+    checkpoint.save(to_plain(state), tmp_path / "other.pt")
+    assert checkpoint.load(tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=r"other.pt has no entry 'model'; it has ('weights'|list)"):
+        checkpoint.load(tmp_path / "other.pt", key="model")
+
+
 def test_plain_values_open_without_code(tmp_path: Path) -> None:
     point = namedtuple("point", "x y")
     value = {"a": np.float64(1.5), "b": np.arange(3), "c": point(1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}

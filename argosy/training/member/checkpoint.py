@@ -31,6 +31,8 @@ SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.d
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.member.files` makes them, and of temporary files of checkpoints and links."""
 
+MOST_NAMED = 5
+"""Most keys that a message names."""
 ADVICE = "Restore the original file, or train in another directory."
 
 
@@ -83,8 +85,8 @@ def _write(state: Mapping[str, Any], path: Path) -> str:
     return summed.sum.hexdigest()
 
 
-def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read a state; raises CheckpointError if the file is missing, does not match its checksum, or is not plain data.
+def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, Any]:
+    """Read a state; raises CheckpointError if the file is missing, does not match its checksum, is not plain data, or lacks this key.
 
     Raises WorkerError or DiskError if the system refuses to read the file; the file itself may be good.
     """
@@ -104,6 +106,12 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
             f"checkpoint {path} cannot be opened as plain data and is refused because it was damaged or changed "
             "after it was written. " + ADVICE
         ) from error
+    if key and not (isinstance(state, dict) and key in state):
+        found = ", ".join(map(repr, list(state)[:MOST_NAMED])) if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(
+            f"{path} has no entry {key!r}; it has {found}. It was saved for another purpose, or changed later. Pass the "
+            "right file, or restore the original one."
+        )
     return state
 
 

@@ -57,7 +57,7 @@ class AssignedMember:
             built = [dict(group) for group in live.optimizer.param_groups]
             # The driver has compared the checksum. The tensors of the file are freed afterwards, and their copies stay.
             with outside_heap():
-                position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
+                position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file, key="model"))
             if start.changes is not None:
                 live.forget_source()  # the file holds the source's
                 apply_changes(live, start.changes, built)
