@@ -479,7 +479,7 @@ def _written(state: Any, path: Path) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _loaded(path: Path, sha256: str | None = None) -> Any:
+def _loaded(path: Path, sha256: str | None = None, *, key: str = "") -> Any:
     checkpoint.check_file(path, sha256)
     return json.loads(path.read_bytes())
 
