@@ -18,6 +18,7 @@ from argosy.bindings import bound_arguments, unwrap_partials
 __all__ = [
     "Outside",
     "PLAIN",
+    "attributes_of",
     "closure_variables",
     "instructions_of",
     "is_installed",
@@ -186,3 +187,14 @@ def is_installed(file: Path) -> bool:
     """Return whether a file belongs to Python, an installed package or Argosy."""
     path = file.resolve()
     return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an instance's attributes, including slots."""
+    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)

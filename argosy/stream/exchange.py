@@ -203,15 +203,15 @@ def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float,
 
 def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:
     """Transfer these blocks over every hop: all first hops at once, later ones when their block has arrived."""
-    first = [
-        (turn, dist.broadcast(memory, src=turn.hops[0].root, group=groups[turn.hops[0].group], async_op=True))
-        for turn in turns
-        if turn.hops
-    ]
-    later = []
+
+    def start(hop: Hop) -> Any:
+        return dist.broadcast(memory, src=hop.root, group=groups[hop.group], async_op=True)
+
+    first = [(turn, start(turn.hops[0])) for turn in turns if turn.hops]
+    later: list[Any] = []
     for turn, work in first:
         work.wait()
-        later += [dist.broadcast(memory, src=hop.root, group=groups[hop.group], async_op=True) for hop in turn.hops[1:]]
+        later += map(start, turn.hops[1:])
     for work in later:
         work.wait()
 

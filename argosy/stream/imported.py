@@ -10,7 +10,8 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.readings import PLAIN, closure_variables, instructions_of, is_own
-from argosy.stream.code_digest import CodeReader, Global, Part, part_name
+from argosy.stream.code_digest import CodeReader
+from argosy.stream.value_text import Global, Part, part_name
 from argosy.study import FACTORIES, Data, Member
 
 __all__ = ["ImportDigests", "check_imports", "digest_imports"]

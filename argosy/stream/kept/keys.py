@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.readings import is_installed
-from argosy.stream.code_digest import CodeReader, Content, Global, UnreadableContent, attributes_of
+from argosy.readings import attributes_of, is_installed
+from argosy.stream.code_digest import CodeReader
 from argosy.stream.kept.witnesses import Roots
 from argosy.stream.padding import unwrap_padding
+from argosy.stream.value_text import Content, Global, UnreadableContent
 
 __all__ = ["Key", "make_key"]
 

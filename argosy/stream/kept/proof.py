@@ -11,7 +11,6 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
-from argosy.stream.code_digest import UnreadableContent
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
 from argosy.stream.kept.keys import Key, make_key
 from argosy.stream.kept.rows import Rows, read_marks
@@ -20,6 +19,7 @@ from argosy.stream.mapped import files_of_split
 from argosy.stream.probing import Facts, dataset_length, probe
 from argosy.stream.samples import USER_ERRORS, SamplePreparer
 from argosy.stream.trees import unflatten
+from argosy.stream.value_text import UnreadableContent
 
 __all__ = ["Prover"]
 

@@ -21,7 +21,6 @@ import torch
 
 from argosy.errors import StudyError, WorkerError
 from argosy.stream.blocks import Layout, UnfitSample, host_bytes, same_bits, sample_leaves
-from argosy.stream.code_digest import UnreadableContent
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
 from argosy.stream.kept.keys import Key, make_key
@@ -36,6 +35,7 @@ from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import USER_ERRORS, generator_states, sample_error, seed_everything
 from argosy.stream.shards import next_sample, open_shard, shard_count
 from argosy.stream.trees import unflatten
+from argosy.stream.value_text import UnreadableContent
 
 __all__ = ["SpooledDataset", "Spool"]
 

@@ -167,11 +167,8 @@ def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
     """Yield each tensor's shape, and the parameter group of trained ones; tied weights have two names and one number."""
     groups = {id(p): number for number, group in enumerate(live.optimizer.param_groups) for p in group["params"]}
     numbers: dict[int, int] = {}
-    named = (
-        *live.model.named_parameters(remove_duplicate=False),
-        *live.model.named_buffers(remove_duplicate=False),
-    )
-    for name, tensor in named:
+    weights = live.model.named_parameters(remove_duplicate=False)
+    for name, tensor in (*weights, *live.model.named_buffers(remove_duplicate=False)):
         number = numbers.setdefault(id(tensor), len(numbers))
         group = groups.get(id(tensor)) if tensor.requires_grad else None
         yield f"the weight {name!r}", (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, group, number)
