@@ -15,6 +15,7 @@ from argosy.profiles import Profile, pack_memory_bytes
 __all__ = ["Flotilla", "Placement", "Plan"]
 
 _TOLERANCE = 1e-9
+"""Seconds per sample by which a placement may differ from its profile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,9 @@ __all__ = [
 
 Holders = tuple[type, ...]
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
+"""Types whose values cannot be changed."""
 SCALARS = (bool, int, float, str)
+"""Types of outside values that are noted and compared."""
 READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 """Instructions that read a global or enclosed variable."""
 BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")

@@ -114,3 +114,4 @@ def _option(name: str) -> inspect.Parameter:
 
 
 ALL = {field.name: field for field in fields(Settings)}
+"""Fields of the settings, by name."""

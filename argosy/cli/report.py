@@ -40,6 +40,7 @@ SHARE = 0.05
 DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
 """Keys of a report that only describe how it was made."""
 BEGUN_BY = "the command that started it"
+"""How a run is resumed whose command is not known here."""
 
 
 def status(

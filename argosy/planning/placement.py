@@ -6,6 +6,7 @@ from itertools import islice, permutations
 __all__ = ["assign_devices", "node_spread", "place_contiguously"]
 
 MOST_PERMUTATIONS = 1024
+"""Most orders that are tried, as in the paper."""
 
 
 def place_contiguously(counts: Mapping[str, int], node_devices: int) -> dict[str, range]:

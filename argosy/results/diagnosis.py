@@ -25,6 +25,7 @@ COUNTED = (
     "filling_seconds",
     "preparation_cpu_seconds",
 )
+"""Counts and times that add up over the feeders of a node."""
 FULL = 0.5
 """Smallest mean fill at which a queue counts as full."""
 CLEAR_RATIO = 1.2

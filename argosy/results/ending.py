@@ -15,11 +15,13 @@ __all__ = ["Ending", "format_counts", "output_size"]
 MOST_ROWS = 10
 """Rows of the table; the others are folded."""
 FEWEST_ROWS = 3
+"""Rows that are shown however low the terminal is."""
 MOST_LINES = 1000
 """Lines of a file or a pipe."""
 MOST_FAILURES = 5
 """Most failed members that are listed with their reasons."""
 MOST_ACTIONS = 3
+"""Most next actions; the bottleneck counts as one."""
 WITHOUT_TERMINAL = 160
 """Columns of a file or a pipe."""
 LABEL = 17

@@ -50,8 +50,10 @@ STATES: Mapping[str, TrialState] = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
+"""Optuna's state for each outcome."""
 DIRECTIONS: Mapping[str, StudyDirection] = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
+"""Attribute of a study in a storage that names the directory to which it belongs."""
 CONSTRAINTS = "constraints"
 """Attribute under which samplers look for a trial's constraint values."""
 GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
@@ -63,7 +65,9 @@ GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
 STARTUP = "n_startup_trials"
 """Samplers' keyword for the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
+"""Types of parameters, as a journal holds them."""
 FEW = 1000
+"""Most values of a parameter that are listed."""
 GridKey = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
 """Factors by which a clone's numeric parameters change."""

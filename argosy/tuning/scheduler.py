@@ -17,6 +17,7 @@ __all__ = ["Results", "Scheduler", "is_out", "sections_of"]
 OUT_REASON = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Matches the beginning of every reason that `Scheduler.out` returns."""
 NO_NUMBER = Cost((math.nan,))
+"""Cost of a trial after it has failed."""
 
 
 class Results:

@@ -41,7 +41,9 @@ class State(StrEnum):
 
 
 WAITING_STATES = (State.WAITING, State.RECOVERING, State.STARTING)
+"""States of a member that has no trainer and is ready for one."""
 LEAVING_STATES = (State.MOVING, State.LEAVING)
+"""States of a member that its old device is saving."""
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.JOINING: frozenset({State.WAITING, State.ENDED}),
@@ -55,6 +57,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.REGROUPING: frozenset({State.WAITING, State.RECOVERING, State.RESTING, State.ENDED}),
     State.ENDED: frozenset(),
 }
+"""The states that may follow each state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

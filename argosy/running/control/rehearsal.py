@@ -35,6 +35,7 @@ PROGRAM = (
     "import sys, json; given = json.load(sys.stdin); sys.path[:] = given['path']; "
     "from argosy.running.control.rehearsal import main; main(given)"
 )
+"""Program of the process, which gets its input on standard input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,9 +30,11 @@ __all__ = ["Identity"]
 LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """Keys that are known only once the data is open and the networks are built."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "ragged")
+"""Keys of a study whose values must stay equal."""
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
 """By key of a split's digest (of its values, or of a few samples and the labels): the data's name in messages."""
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "average", "parameter_shapes", "subset", "val_subset")
+"""Keys of a member whose values must stay equal."""
 MOST_NAMED = 3
 """Most members, or changed things, that a line names."""
 MOST_SHOWN = 120

@@ -34,6 +34,7 @@ MEMBER_FIELDS = (
     "accumulate",
     "seed",
 )
+"""Fields of a member that are written as they are."""
 NEWCOMERS = "newcomers.jsonl"
 """Members added after ``study.json`` was written: one line for those added together."""
 LINES_DEEP = 3

@@ -44,12 +44,15 @@ END_SECONDS = 60.0
 FLOOD_SECONDS = 0.3
 """Time in which a link is filled with data, to measure its bandwidth."""
 PIECE = bytes(2**16)
+"""A message of the measurement of bandwidth."""
 ASKS = 5
 """Number of clock queries per call; the quickest answer gives the best estimate."""
 MOST_CALLS = 32
 """Largest number of simultaneous calls of one node."""
 TICK_SECONDS = 0.1
+"""Longest time that a listener waits for calls before it checks whether it has to end."""
 CLOCK = "clock?"
+"""Message that asks for the time of the other clock."""
 
 
 def require_job_place(environment: Mapping[str, str]) -> JobPlace:

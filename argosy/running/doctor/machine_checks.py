@@ -38,6 +38,7 @@ EXTRAS = {
 }
 """Optional packages, and the extra of Argosy that installs each."""
 DISK_BYTES = GIB
+"""Least free space for the files of runs."""
 SERVICE_BYTES, DEVICE_BYTES = GIB, GIB // 2
 """Bytes of memory of driver, fork server, feeder and ring together, and of one trainer with small members."""
 SERVICE_FILES, WORKER_FILES = 48, 4

@@ -46,7 +46,9 @@ __all__ = [
 ]
 
 KEY = "ARGOSY_KEY"
+"""Environment variable of the user's own key."""
 CERTIFICATE = "ARGOSY_CERTIFICATE"
+"""Environment variable of the path of the certificate."""
 SHORTEST_KEY = 16
 """Fewest characters of a user's own key."""
 FEWEST_LETTERS = 8

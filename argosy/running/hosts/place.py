@@ -57,6 +57,7 @@ class _LauncherVariables:
 
 
 TORCHRUN_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+"""Variables that together name a job; a job that was restarted has another name, and finds no notice from before."""
 SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 SRUN = _LauncherVariables(
     "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nodes="SLURM_STEP_NUM_NODES", job=SLURM_JOB

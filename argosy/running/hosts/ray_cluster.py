@@ -42,6 +42,7 @@ GATHER_SECONDS = 300.0
 BUSY_SECONDS = 30.0
 """Seconds that the first nodes wait for others. Ray may have no room on these yet; they join during the run."""
 POLL_SECONDS = 0.2
+"""Seconds for which calls are accepted before Ray is asked again for nodes and ended agents."""
 NEWS_SECONDS = 1.0
 """Seconds between two queries to Ray during a run."""
 MOST_AGENTS = 3

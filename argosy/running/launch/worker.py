@@ -34,6 +34,7 @@ from argosy.training.trainer.trainer import Trainer
 __all__ = ["without_feeder", "run_worker"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
+"""Longest time that an idle trainer waits for blocks and commands."""
 LISTEN_SECONDS = 0.01
 """Seconds between two checks for waiting commands while stepping."""
 COPY_SECONDS = 0.001

@@ -17,6 +17,7 @@ from argosy.tuning.sampling import Sampling
 __all__ = ["Population", "changed_parameters"]
 
 PARTS = ("model", "optimizer", "loss", "schedule", "augment", "step")
+"""Fields in which a clone may differ from its source by bound values only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

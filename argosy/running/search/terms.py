@@ -12,6 +12,7 @@ from argosy.tuning.search import Search
 __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
+"""Terms that may grow."""
 AT_ONCE = "at_once"
 """Term of searches whose sampler learns; directories of earlier versions lack it."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")

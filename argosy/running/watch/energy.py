@@ -9,7 +9,9 @@ from pathlib import Path
 __all__ = ["Counter", "Meter"]
 
 POWERCAP = Path("/sys/class/powercap")
+"""Folder of the RAPL counters."""
 NVML = "libnvidia-ml.so.1"
+"""NVIDIA's library that reads the energy counters of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
