@@ -204,6 +204,7 @@ def run(
 ) -> Report:
     """Run `train` with its settings as one value. The `fresh` members start over. Neither a view nor a tracker can delay the run."""
     directory = directory.absolute()  # the study's code may change the working directory
+    # Hooks end last, because ``on_end`` runs when the directory is free again.
     with Hooked(_with_trackers(view, trackers, directory), settings, directory) as watching:
         with _claim_directory(directory, settings, launcher) as (lock, journal):
             state = RunState.of(read_journal(directory))
@@ -427,6 +428,7 @@ def forecast_cluster(
     Profiles carried from one of its devices are better than those measured here; the forecast says which they are.
     """
     settings = settings or Settings()
+    # With profiles only preparation has to be measured, and no groups of devices.
     costs = profile(study, settings=settings, launcher=launcher, node_devices=None if profiles else 4)
     names = {member.name for member in study.members}
     carried = [known for known in profiles or () if known.member in names]
@@ -448,6 +450,7 @@ def forecast_cluster(
         cluster,
         epochs={name: math.ceil(limit) for name, limit in limits.items()},
         samples_per_epoch=costs.lengths["train"],
+        # An ensemble may end any member.
         epochs_known=study.ensemble is None and len(sure) == len(rules),
         policy=settings.policy,
         preparation=PreparationRates(samples_per_second=rates) if rates else None,

@@ -179,8 +179,9 @@ def fit_shard_cost(samples_per_second: tuple[float, ...]) -> ShardCost:
     mean_y = sum(y for _, y in groups) / len(groups)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in groups) / sum((x - mean_x) ** 2 for x, _ in groups)
     ceiling = min(second / x for x, second in groups)
-    # Noise may make the slope negative, but a shard must have some work of its own.
+    # Noise may make the slope negative, but proportional work has to be greater than 0.
     proportional = min(max(slope, 0.01 * ceiling), ceiling)
+    # At most what each group leaves, so that nothing negative remains for the all-reduce.
     fixed = max(0.0, min(second - proportional * x for x, second in groups))
     return ShardCost(fixed_seconds=fixed, proportional_seconds=proportional)
 

@@ -81,7 +81,7 @@ class Outside(NamedTuple):
 
 def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a factory reads from outside variables and from these arguments, by `readings_of`."""
-    function = getattr(function, "__func__", function)
+    function = getattr(function, "__func__", function)  # that of a bound method
     kind = function if isinstance(function, type) else type(function)
     functions = [*vars(kind).values()] if is_own(kind) else [function]
     found: dict[str, Any] = {}
@@ -152,6 +152,7 @@ def readings_of(
         path, held, rest = name, value, instructions[n + 1 :]
         while type(held) not in PLAIN:
             key, *rest = rest
+            # From Python 3.14 on, a subscript is a BINARY_OP that is shown as [].
             if key.opname == "LOAD_CONST" and (rest[0].opname == "BINARY_SUBSCR" or rest[0].argrepr == "[]"):
                 rest = rest[1:]
             elif key.opname != "LOAD_ATTR":

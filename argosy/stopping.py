@@ -61,7 +61,7 @@ class GrowingHistory(list[dict[str, float]]):
         """By rule: how many rows it has folded, and its value then."""
 
     def __delitem__(self, places: Any) -> None:
-        self.folds.clear()
+        self.folds.clear()  # rows are taken back after a fault
         super().__delitem__(places)
 
 
@@ -248,6 +248,7 @@ class Target(Stop):
         """Return a reason when the metric has reached the value."""
         found = next((row[self.metric] for row in reversed(history) if self.metric in row), None)
         _check_found(found is not None, history, self.metric)
+        # It is not reached as long as it would be an improvement.
         if found is None or math.isnan(found) or is_better(self.value, found, mode_of(self.metric, self.mode)):
             return None
         return f"{self.metric} {found:.4g} reached {self.value:g}"
@@ -383,7 +384,7 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
         return mode
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
-    if lower == higher or words & NEGATIONS:
+    if lower == higher or words & NEGATIONS:  # words of both directions, of none, or reversed ones
         tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
         fixed = did_you_mean(
             metric, [metric.lower().replace(word, one) for word in words - tell for one in close_matches(word, tell)]
@@ -408,7 +409,7 @@ def _last_total(history: History, what: str) -> float:
 def _fold(rule: Stop, history: History, start: T, step: Callable[[T, Mapping[str, float]], T]) -> T:
     """Fold `step` over the rows; of `GrowingHistory`, only over those that the rule has not folded before."""
     folds: dict[Stop, tuple[int, T]] = history.folds if isinstance(history, GrowingHistory) else {}
-    count, value = folds.get(rule, (0, start))
+    count, value = folds.get(rule, (0, start))  # equal rules share a value, because they fold alike
     for row in history[count:]:
         value = step(value, row)
     folds[rule] = len(history), value

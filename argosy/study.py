@@ -250,6 +250,7 @@ class Member:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        # Noted now, because variables of the script may change before the member is used.
         object.__setattr__(self, "_outside", {name: Outside.of(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
         _check_functions(self)
@@ -499,6 +500,7 @@ def sharing_warnings(members: Sequence[Member]) -> list[str]:
     for member in members:
         for part, outside in member._outside.items():
             for name, (settings, held) in outside.settings.items():
+                # By identity, which stays unique as long as the members hold the objects.
                 first, before = seen.setdefault(id(settings), (member, held))
                 found += [
                     f"members {first.name!r} and {member.name!r} share one settings object ({name} of {part}). {key} was "

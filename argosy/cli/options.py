@@ -98,6 +98,7 @@ def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command]
         options = [_option(name) for name in names or ALL if name not in but]
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
         given = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+        # The last one is ``--json``, and stays there.
         command.__signature__ = signature.replace(parameters=[*given[:-1], *options, given[-1]])  # type: ignore[attr-defined]
         return command
 

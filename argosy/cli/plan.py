@@ -130,7 +130,7 @@ def read_networks(path: Path) -> "list[Network]":
     from argosy.planning.replay import Network
 
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             networks = [
                 Network(
                     name=row["name"],

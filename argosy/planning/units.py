@@ -23,6 +23,7 @@ def gather_alike(flotilla: Flotilla, profiles: Sequence[Profile], devices: Seque
     by_name = {profile.member: profile for profile in profiles}
     members = [by_name[name] for name in flotilla.members]
     split = any(placement.is_split for placement in flotilla.placements)
+    # Units are placed whole, and on a single device all members are together anyway.
     most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _group_by_kind(members))) // 2)
     parts = 1
     while parts <= most:

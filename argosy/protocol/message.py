@@ -14,4 +14,5 @@ class Message:
     """Set by `dataclass`."""
 
     def __init_subclass__(cls) -> None:
+        # Without slots, for which `dataclass` would have to make another class.
         dataclass(frozen=True, kw_only=True)(cls)

@@ -149,7 +149,7 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
     feeders: dict[str, list[Mapping[str, Any]]] = {}
     paces = []
     for worker, gauge in gauges:
-        if "to_train" in gauge:
+        if "to_train" in gauge:  # only feeders have this queue
             feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
         elif gauge.get("rows"):
             paces.append(gauge["rows"] / max(gauge["training_seconds"], LEAST_SECONDS))

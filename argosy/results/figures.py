@@ -62,7 +62,7 @@ def new_axes(count: int = 1) -> list[Any]:
 
 def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | None) -> None:
     """Draw one line for each member, best first: the first in colour under this name, if there is one, the others in grey."""
-    for number, curve in reversed([*enumerate(curves)]):
+    for number, curve in reversed([*enumerate(curves)]):  # the best is drawn last, on top
         style: dict[str, Any] = {"color": GREY, "linewidth": 0.8}
         if best is not None and number == 0:
             style = {"color": COLOURS[0], "label": f"best: {_escape_name(best).strip()}"}

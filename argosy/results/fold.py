@@ -408,6 +408,7 @@ class RunState:
 
 
 def _copy_value(value: Any) -> Any:
+    # `copy.deepcopy` would copy all events, which never change.
     if isinstance(value, RunState | MemberState):
         return replace(value, **{name: _copy_value(getattr(value, name)) for name in value.__slots__})
     if isinstance(value, list | set):

@@ -36,7 +36,7 @@ class Interval:
         """
         count = len(values)
         apart: dict[object, list[float]] = {}
-        for draw, value in zip(draws or range(count), values, strict=True):
+        for draw, value in zip(draws or range(count), values, strict=True):  # without draws, each value is its own
             apart.setdefault(draw, []).append(value)
         means = [sum(of_draw) / len(of_draw) for of_draw in apart.values()]
         if len(means) < 2 or not all(map(math.isfinite, values)):

@@ -264,6 +264,7 @@ class Report:
             names = dict.fromkeys([*own, *self.repetitions.outcomes])
             if unknown := [name for name in wanted if name not in names]:
                 raise self._unknown(unknown[0], [*names])
+            # A name of a member comes before that of a configuration.
             known = [
                 row
                 for row in self.rows

@@ -46,6 +46,7 @@ class Median(Scheduler):
     def budget(self, trial: int) -> int:
         """Return one more section than the trial has trained, unless it is out."""
         reached = self.results.sections(trial)
+        # One section at a time, because each is judged.
         return reached if self.out(trial) else min(reached + 1, self.most)
 
     def out(self, trial: int) -> str | None:

@@ -339,6 +339,7 @@ class SearchReport:
         """Build the report from a run's report, all journaled events as (seconds of the search, event), and Optuna's study."""
         told = list(timeline)
         state = RunState.of(event for _, event in told)
+        # Only the rows know which members the study has left out.
         members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
         trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), PackSavings()
         return cls(
@@ -386,7 +387,7 @@ def _time_of_best(best: TrialResult, told: TimedEvents) -> float:
     first: dict[str, float] = {}
     for seconds, event in told:
         if isinstance(event, SectionEnded) and event.member in best.members and event.epochs == best.best_epochs:
-            first.setdefault(event.member, seconds)
+            first.setdefault(event.member, seconds)  # after a fault, a section may have been trained again
     return max(first.values())
 
 

@@ -70,6 +70,7 @@ class TrialResult:
         """Return the trial that is the mean of several members."""
         wrong = next((one for one in members if one.status in FINAL_STATUSES and one.status != "done"), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
+        # The sections that all members have ended.
         by_all = [*zip(*(one.sections for one in members), strict=False)]
         values = [sum(each.metrics[objectives.first] for each in ended) / len(members) for ended in by_all]
         best = None

@@ -11,7 +11,7 @@ __all__ = ["from_line", "to_line"]
 
 LONGEST_KIND = 60
 """Most characters that are reported of an unknown event's name."""
-# ``__subclasses__`` has only the classes of imported files, so those of packs are named.
+# ``__subclasses__`` has only the classes of imported files, so those of packs are named. Checkpoints are only parts of events.
 KINDS = {
     kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone, FellBack) if kind is not Checkpoint
 }
