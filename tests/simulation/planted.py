@@ -139,15 +139,15 @@ PLANTED = (
     Planted(
         "a hold ends before what was credited",
         LiveLeg.held,
-        "max(self.credit, self._certain)",
-        "self._certain",
+        "max(self.credit, self.certain)",
+        "self.certain",
         "a492612",
         70,
     ),
     Planted(
         "a hold gives credit beyond the sections that all members surely train",
         LiveLeg.held,
-        "self.until = min(self.until, max(self.credit, self._certain))",
+        "self.until = min(self.until, max(self.credit, self.certain))",
         "pass",
         "772ccda",
         235,

@@ -60,10 +60,12 @@ class Barriers(DriverPart):
                 continue
             if leg.at_barrier and not leg.starting and not self.decisions.has_members_on_way(leg):
                 self._pass_barrier(leg)
-            elif leg.gate is Gate.OPEN and leg.members:
+            elif leg.gate is Gate.OPEN and leg.devices:
                 self._extend(leg)
 
     def _extend(self, leg: LiveLeg) -> None:
+        if leg.certain <= leg.until:
+            return
         if self.decisions.has_waiting_members and leg.until % self.run.per_epoch == 0:
             return  # Other members wait for this barrier.
         until = self.decisions.credit_limit(leg)

@@ -211,17 +211,18 @@ class LiveLeg:
         self.holding_feeders.discard(feeder)
         if not self.holding_feeders:
             # The epoch may have more sections than all members certainly need.
-            self.until = min(self.until, max(self.credit, self._certain))
+            self.until = min(self.until, max(self.credit, self.certain))
         return not self.holding_feeders
 
     def credit_limit(self, *, turns: int | None) -> int:
         """Return how far credit may go: to where a member may end, and at most to `turns` while other members wait for their turn."""
-        certain = self._certain
+        certain = self.certain
         # Feeders may have announced everything before `until` already, so credit never shrinks here.
         return certain if turns is None else max(min(certain, turns), self.until)
 
     @property
-    def _certain(self) -> int:
+    def certain(self) -> int:
+        """The first section in which a member may not continue."""
         return min((self.free_until[name] for name in self.members), default=self.until)
 
     @property
