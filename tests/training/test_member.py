@@ -1411,6 +1411,29 @@ def test_the_caller_is_warned_of_weights_that_nothing_trains(tmp_path: Path) -> 
     assert warning.filename == __file__
 
 
+class InLists(nn.Module):
+    """A network with layers in a list and a weight in a dict, which torch does not register."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.layers, self.head = [nn.Linear(12, 8)], nn.Linear(8, 10)
+        self.scales = {"head": nn.Parameter(torch.ones(()))}
+        self.known = [self.head]
+        for weight in (*self.layers[0].parameters(), *self.scales.values()):
+            weight.requires_grad_(not frozen)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[0](x).relu()) * self.scales["head"]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_in_a_list_are_noted_unless_frozen(frozen: bool) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    found = measure(start(studies.member(model=partial(InLists, frozen=frozen))), block).notes
+    assert [note for note in found if "nn.ModuleList" in note] == ([] if frozen else [*found]), found
+    assert bool(found) != frozen
+
+
 def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) -> None:
     fleet = [studies.member(name, loss=by_global) for name in "ab"]
     with pytest.warns(

@@ -28,7 +28,7 @@ from argosy.training.choice.unsaved import UnsavedState, training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED, called_objects
+from argosy.training.member.copied import CALLED, optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
@@ -52,6 +52,10 @@ LATE = (
 UNMOVED = "no optimizer updates them"
 UNTRAINED = (
     f"its {{}} has weights that require a gradient, but {UNMOVED}: make them part of the network, or freeze them"
+)
+OUTSIDE = (
+    f"its network holds layers or weights in a list or dict, where {UNMOVED} and no file has them: use nn.ModuleList, "
+    "nn.ModuleDict or nn.ParameterList, or freeze them"
 )
 
 
@@ -132,6 +136,22 @@ def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved:
     for what, part in called_objects(live.member).items():
         if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
             yield UNTRAINED.format(what)
+    if _holds_unregistered(live):
+        yield OUTSIDE
+
+
+def _holds_unregistered(live: LiveMember) -> bool:
+    """Return whether the network's lists or dicts hold trainable weights that are neither its parameters nor its optimizer's."""
+    trained = {id(p) for p in live.model.parameters()}
+    trained |= {id(p) for one in optimizers_of(live.optimizer) for group in one.param_groups for p in group["params"]}
+    boxes = [value for module in live.model.modules() for value in vars(module).values()]
+    inside = [
+        part
+        for box in boxes
+        for part in (box.values() if isinstance(box, dict) else box if isinstance(box, list) else ())
+    ]
+    weights = [p for part in inside for p in (part.parameters() if isinstance(part, nn.Module) else [part])]
+    return any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in trained for p in weights)
 
 
 def _try_loss(trial: Solo, block: Block) -> bool:
