@@ -95,7 +95,8 @@ class Trained:
                 "saved yet. Train it further, then load it again.",
             )
         member = study.member(name)
-        network = network_with_weights(member, best["model"], effective_seed(member, study.seed))
+        seed, late = effective_seed(member, study.seed), best.get("late", ())
+        network = network_with_weights(member, best["model"], seed, late=late)
         if changed := self.changed.get(name):
             warn_caller(
                 f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), but it has "

@@ -94,6 +94,10 @@ class CountedWeights:
         """Return the weight."""
         return self.weight
 
+    def late(self, weights: Any) -> list[str]:
+        """Return no names, as there are no buffers."""
+        return []
+
 
 @dataclass(slots=True)
 class CountingMember:

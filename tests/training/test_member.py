@@ -518,7 +518,7 @@ def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_p
             live.begin_section()
     state = live.best.state()
     assert state is not None
-    assert {**state, "model": None} == {"model": None, "epoch": 0, "section": 1, "value": 3.0}
+    assert {**state, "model": None} == {"model": None, "late": [], "epoch": 0, "section": 1, "value": 3.0}
     assert evidence.fingerprint(state["model"]) == expected != evidence.fingerprint(live.model.state_dict())
     live.best.note_saved()
     assert live.best.state() is None
@@ -803,6 +803,17 @@ class Growing(nn.Linear):
         if self.training:
             self.earlier = torch.cat([self.earlier, self.bias.detach()[None]])[-5:]
         return super().forward(x)
+
+
+class ScaledLate(nn.Linear):
+    """A network that registers the scale of its inputs as a buffer in its first pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", x.detach().abs().mean(0))
+        if self.training:
+            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().mean(0)
+        return super().forward(x / self.scale)
 
 
 class Implicit(nn.Linear):
@@ -1674,7 +1685,14 @@ class Rateless(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(
-    "how", [{"model": Holding}, {"model": Growing}, {"optimizer": Filtering}, {"optimizer": Rateless}]
+    "how",
+    [
+        {"model": Holding},
+        {"model": Growing},
+        {"model": partial(ScaledLate, 12, 10)},
+        {"optimizer": Filtering},
+        {"optimizer": Rateless},
+    ],
 )
 def test_what_was_filled_or_has_functions_goes_on_behind_a_file(tmp_path: Path, how: Any) -> None:
     member = studies.member(**how)
@@ -1684,6 +1702,15 @@ def test_what_was_filled_or_has_functions_goes_on_behind_a_file(tmp_path: Path, 
     again, _ = resumed(again.live.state_dict(), tmp_path, member)
     assert [*first, *run(again, 1)] == rows
     assert outcome(again.live) == outcome(solo.live)
+
+
+def test_a_network_whose_buffer_a_pass_has_registered_is_loaded_with_it(tmp_path: Path) -> None:
+    fleet = [studies.member("a", model=lambda: nn.Sequential(nn.Linear(12, 10), ScaledLate(10, 10)))]
+    data = argosy.Data(arrays=(INPUTS, TARGETS), val_arrays=(INPUTS, TARGETS))
+    study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(2))
+    best = argosy.train(study, directory=tmp_path, launcher="inline").best()
+    loss = nn.functional.cross_entropy(best.load()(INPUTS), TARGETS)
+    assert loss.item() == pytest.approx(best.metrics["val_loss"])
 
 
 def drawing(output: torch.Tensor, target: torch.Tensor) -> float:

@@ -267,7 +267,9 @@ def _training_results(solo: Solo, block: Block) -> list[torch.Tensor]:
 def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
     """Return the member as it would resume from a checkpoint of the trial."""
     behind = Solo(live.trial())
-    load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
+    weights = trial.live.model.state_dict()
+    late = weights.keys() - behind.live.model.state_dict().keys()
+    load_weights(behind.live.model, weights, live.backend.device, late=late)
     load_optimizer_state(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
     behind.live.load_called_state(copy.deepcopy(called_state(trial.live.member, trial.live.model)))
     behind.live.randomness = trial.live.randomness.copy()

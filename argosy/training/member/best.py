@@ -67,7 +67,9 @@ class BestWeights:
         if best is None or not (self._in_network or self._copied is not None):
             return None
         weights = self.network.read(averaged=best.averaged) if self._copied is None else self._copied
-        return {"model": weights, "epoch": best.epoch, "section": best.section, "value": best.value}
+        late = self.network.late(weights)
+        state = {"model": weights, "epoch": best.epoch, "section": best.section, "value": best.value}
+        return state | ({"late": late} if late else {})
 
     def note_saved(self) -> None:
         """Note that a file holds the weights, and drop the copy."""

@@ -322,6 +322,7 @@ class LiveMember:
         weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
         return {
             "model": weights,
+            "late": self.weights.late(weights),
             "turned": self.weights.turned,
             "optimizer": strip_given(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else schedule_state(self.schedule),
@@ -343,7 +344,7 @@ class LiveMember:
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Load a saved state into the same member, which was just built; returns the position for `begin_epoch`."""
-        load_weights(self.model, state["model"], self.backend.device)
+        load_weights(self.model, state["model"], self.backend.device, late=state.get("late", ()))
         for name in state.get("turned", ()):  # weights that a step has frozen or unfrozen
             weight = self.model.get_parameter(name)
             weight.requires_grad_(not weight.requires_grad)

@@ -1,7 +1,7 @@
 """A network's weights as files hold them: read, copied out of the network, and loaded into one that was just built."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -53,6 +53,10 @@ class NetworkWeights:
             )
         return weights
 
+    def late(self, weights: Mapping[str, Any]) -> list[str]:
+        """Return the names of buffers that a pass has registered since the network was built."""
+        return sorted(weights.keys() - self._names)
+
     def copied(self, *, averaged: bool) -> dict[str, Any]:
         """Return what `read` does, in memory of its own: that of the host, or of the accelerator for a small network."""
         weights = self.read(averaged=averaged)
@@ -71,9 +75,21 @@ class NetworkWeights:
         return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device, *, strict: bool = True) -> None:
-    """Load a file's weights into a network that was just built; without `strict`, some may be missing."""
-    for name, module in model.named_modules():
+def load_weights(
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    device: torch.device,
+    *,
+    late: Iterable[str] = (),
+    strict: bool = True,
+) -> None:
+    """Load a file's weights into a network that was just built; without `strict`, some may be missing. A pass has registered the buffers in `late`."""
+    modules = dict(model.named_modules())
+    for place, _, key in (name.rpartition(".") for name in late):
+        if place in modules:
+            modules[place].__dict__.pop(key, None)
+            modules[place]._buffers[key] = None
+    for name, module in modules.items():
         for key, buffer in module._buffers.items():
             found = weights.get(f"{name}.{key}" if name else key)
             # It was None until a forward pass, or has grown since; torch loads values into neither.
