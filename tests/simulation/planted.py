@@ -23,6 +23,8 @@ from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.training.member.files import KeptFiles
 from argosy.training.trainer.trainer import Trainer
+from simulation.made import LOST_WHILE_MEASURING, STOPPED_AT_START
+from simulation.scenario import Scenario, drawn
 
 __all__ = ["PLANTED", "Planted"]
 
@@ -37,8 +39,13 @@ class Planted:
     before: str
     commit: str
     """The commit that fixed the bug; empty if the code never had it."""
-    found: int | None = None
-    """A seed whose run shows the bug; None if none is known."""
+    found: int | Scenario
+    """A seed whose run shows the bug, or a scenario made by hand."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario whose run shows the bug."""
+        return drawn(self.found) if isinstance(self.found, int) else self.found
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -99,13 +106,6 @@ PLANTED = (
         2158,
     ),
     Planted(
-        "a member that waits for its costs does not get those of one like it that was measured",
-        Measurements.handle_measured,
-        "not unknown <= self.cost_table.missing",
-        "message.member in unknown",
-        "",
-    ),
-    Planted(
         "a feeder that is lost before it has opened the data is not started again",
         Faults.handle_lost,
         "self.pool.free_team(self.pool.devices, ())",
@@ -127,6 +127,7 @@ PLANTED = (
         "if stopped:",
         "if False:",
         "fefc2eb",
+        STOPPED_AT_START,
     ),
     Planted(
         "a member that waits to start starts in the middle of a regrouping",
@@ -174,6 +175,7 @@ PLANTED = (
         "self.carry_out.resume_or_end(self.carry_out.drop_unsaved(worker))",
         "self.carry_out.drop_unsaved(worker)",
         "14bb73e",
+        LOST_WHILE_MEASURING,
     ),
     Planted(
         "resting members do not outlive their driver",
@@ -182,13 +184,6 @@ PLANTED = (
         "State.ENDED if name in resting",
         "f0e3e3d",
         17,
-    ),
-    Planted(
-        "members that were being saved when their leg regrouped are still to leave it",
-        CarryOut.regroup,
-        "[*leaving, *(name for leg in new for name in leg.members)]",
-        "[name for leg in new for name in leg.members]",
-        "14bb73e",
     ),
     Planted(
         "a member that ends while it is leaving is still to leave",

@@ -11,8 +11,6 @@ __all__ = ["Restless"]
 
 KEEPS = 0.3
 """The share of barriers at which all members stay where they are."""
-SPLITS = 0.3
-"""The probability that a member that may be split is split."""
 
 
 @dataclass(slots=True)
@@ -20,6 +18,8 @@ class Restless:
     """Places members at random."""
 
     chance: random.Random
+    splits: float = 0.3
+    """The probability that a member that may be split is split."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`. All members of a leg have trained the same number of epochs; members for which memory is short wait."""
@@ -40,7 +40,7 @@ class Restless:
 
     def _placed(self, profile: Profile, room: list[str]) -> Placement:
         chance = self.chance
-        if not profile.splittable or len(room) < 2 or chance.random() > SPLITS:
+        if not profile.splittable or len(room) < 2 or chance.random() > self.splits:
             return Placement.whole(profile, chance.choice(room))
         parts = {name: chance.choice([0.2, 0.5, 1.0]) for name in chance.sample(room, 2)}
         return Placement.uneven(profile, {name: part / sum(parts.values()) for name, part in parts.items()})

@@ -137,7 +137,8 @@ def _play(scenario: Scenario) -> Outcome:
     outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
     disk = Disk(directory, world.random)
     try:
-        with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless=Restless(world.random)):
+        restless = {"restless": Restless(world.random), "splitting": Restless(world.random, splits=1.0)}
+        with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless):
             _drivers(scenario, directory, world, script, disk, outcome)
             outcome.wrong += ends_well(scenario, directory, script.driver.run.study, script.excused)
             outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
@@ -190,7 +191,10 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
         else:
             _train(scenario, directory, place, judges)
     assert not place.workers.there, f"workers are left: {list(place.workers.there)}"
-    return bool(script.driver.run.positions.unfinished()) or script.driver._more_to_come
+    run = script.driver.run
+    left = run.positions.unfinished()
+    assert not left or run.pause_reason is not None, f"the driver has ended although nothing paused it, and left {left}"
+    return bool(left) or script.driver._more_to_come
 
 
 def _train(scenario: Scenario, directory: Path, place: "Place", judges: Sequence["Waits"]) -> None:

@@ -30,10 +30,11 @@ MOMENTS: dict[str, Callable[[Driver], object]] = {
     "open": lambda driver: driver.starts.unopened,
     "regroup": lambda driver: driver.legs.regrouping,
     "start": lambda driver: driver.members.in_states(State.STARTING),
+    **{state: lambda driver, state=state: driver.members.in_states(state) for state in State},
 }
 """Moments that faults may wait for, as the driver finds them at the beginning of a round.
 
-In this order: a leg is to be held; a member is saved to go elsewhere; a worker has been lost; costs of members are not known; an
+A state is the moment at which some member is in it. The others, in this order: a leg is to be held; a member is saved to go elsewhere; a worker has been lost; costs of members are not known; an
 assignment waits for members that move; a node that came has not opened the data; a leg regroups; a member waits for others of its
 assignment.
 """
@@ -169,12 +170,12 @@ class Script:
         elif fault.kind == "driver freezes":
             chance = self.world.random
             workers.frozen_seconds = LONG_SECONDS if chance.random() < 0.1 else chance.uniform(*FROZEN_SECONDS)
-        elif fault.kind in (*OF_MEMBERS, "freeze"):
+        elif fault.kind in (*OF_MEMBERS, "freeze", "poison"):
             self.awaits_code = fault
-        elif fault.kind not in OF_WORKERS:
+        elif fault.kind not in (*OF_WORKERS, "kill rank"):
             self._ask(workers, fault)
-        elif workers.there:
-            self._to(self.world.random.choice(list(workers.there.values())), fault)
+        elif among := workers.in_split_steps() if fault.kind == "kill rank" else list(workers.there.values()):
+            self._to(self.world.random.choice(among), fault)
 
     def writes(self, *, before: bool) -> None:
         """Note that a file is about to be flushed, written or renamed, or has been."""
@@ -202,7 +203,7 @@ class Script:
         names, self.asked = list(driver.run.study.names), True
         if fault.at in ("move", "leave"):
             names = driver.members.in_states(State.STARTING, State.MOVING, State.LEAVING)
-        elif fault.at == "start":
+        elif fault.at in ("start", State.STARTING):
             names = driver.members.in_states(State.STARTING)
         if kind == "clock":
             self.clock_seconds += chance.choice(CLOCK_SECONDS)

@@ -544,6 +544,10 @@ class SimulatedWorkers:
         unsent, self.unsent = self.unsent, []
         for name, worker, command in unsent:
             self.world.tell("driver", f"to {name}", command)
+            feeder = self.there.get(command.feeder) if isinstance(command, Attach) else None
+            if isinstance(feeder, _Feeder) and feeder.readers.get(name) is worker:
+                # A feeder gets its end of a new connection at once, before any credit that names this reader.
+                feeder.lose(feeder.readers[name])
             if worker is not None and worker.alive:
                 worker.ears.say(command)
         if self.frozen_seconds:
@@ -607,6 +611,15 @@ class SimulatedWorkers:
             self.lose(
                 worker, "its node is gone", keeps=self.world.random.randint(0, worker.mouth.under_way), node_gone=True
             )
+
+    def in_split_steps(self) -> list[_Worker]:
+        """Return the trainers that are in a step of a split member."""
+        trainers = [worker for worker in self.there.values() if isinstance(worker, _Trainer)]
+        return [
+            trainer
+            for trainer in trainers
+            if any(its.shard is not None and its.shard.under_way for its in trainer.trainer.instances)
+        ]
 
     def bring_node(self, node: Node) -> None:
         """Add a node that the driver may use from now on."""

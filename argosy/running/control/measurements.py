@@ -88,8 +88,6 @@ class Measurements(DriverPart):
         until = fed.leg.section + 1
         horizon = None if None in ends else max(until, *(end for end in ends if end is not None))
         names = [feeder.name for feeder in team]
-        for device in devices:
-            self.pool.attach(names, device)
         assignments = dict.fromkeys(devices, fed.assignment)
         self.pool.give_credit(names, Credit(leg=fed.leg.number, until=until, horizon=horizon, assignments=assignments))
         self.starts.measuring_leg = fed

@@ -143,8 +143,13 @@ class WorkerPool:
                 feeder.readers.add(device)
                 self.workers.send(device, Attach(feeder=feeder.name))
 
-    def give_credit(self, feeders: Iterable[str], credit: Credit) -> None:
-        """Give feeders credit, each for the readers of its node."""
+    def give_credit(self, feeders: Sequence[str], credit: Credit) -> None:
+        """Give feeders credit, each for the readers of its node, which are attached first.
+
+        A trainer that is to read another leg keeps its connection until it has obeyed that; blocks that came by it would be lost.
+        """
+        for device in credit.assignments:
+            self.attach(feeders, device)
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             assignments = {
                 device: assignment
