@@ -241,6 +241,16 @@ def test_a_value_that_depends_on_the_order_of_samples_is_accepted_although_it_gr
             check_step(member(step=step), "validate", partial(denoising, nn.Tanh(), one), (x,), 16)
 
 
+def observing(calls: list[int], batch: Any) -> Tensor:
+    """A value that moves with some calls only, as that of fake quantization whose observed range has grown by a level."""
+    calls.append(1)
+    return torch.ones(()) + 0.01 * max(0, len(calls) - 3) ** 2
+
+
+def test_a_value_that_moves_with_later_calls_is_accepted_although_it_grows() -> None:
+    check_step(member(step=step), "step", partial(observing, []), (X[:16],), 16)
+
+
 def mining(model: nn.Module, batch: Any) -> Tensor:
     """A step that draws a negative for each sample; raises if the batch has only one class."""
     others = batch[1][:, None] != batch[1]

@@ -786,6 +786,8 @@ def pruning(model: nn.Module, batch: Any) -> torch.Tensor:
 def test_weights_that_are_pruned_further_are_those_of_the_file(tmp_path: Path) -> None:
     member = studies.member(model=unpruned, step=pruning, metrics={})
     solo, again = start(member), start(member)
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert measure(solo, block).notes == ()
     rows = run(solo, 2)
     first = run(again, 1)
     again, _ = resumed(again.live.state_dict(), tmp_path, member)
@@ -896,6 +898,30 @@ def test_buffers_of_earlier_samples_that_are_in_no_file_are_noted(kind: Any) -> 
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     noted = measure(start(studies.member(model=partial(Replaying, kind))), block).notes
     assert [note.partition(",")[0] for note in noted] == ["steps change 'pool' of the network"] * (kind is deque)
+
+
+class Carrying(nn.Linear):
+    """A network that begins with the hidden state of its last pass, in validation if it `carries` it there, like many recurrent ones."""
+
+    def __init__(self, carries: bool) -> None:
+        super().__init__(22, 10)
+        self.hidden: torch.Tensor | None = None
+        self.carries = carries
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        carried = self.hidden is not None and (self.training or self.carries)
+        before = self.hidden.detach() if carried else torch.zeros(10)
+        output = super().forward(torch.cat([x, before.expand(len(x), -1)], 1))
+        self.hidden = output.mean(0)
+        return output
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_a_hidden_state_that_is_carried_and_in_no_file_is_noted(carries: bool) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    (noted,) = measure(start(studies.member(model=partial(Carrying, carries))), block, validated=20).notes
+    assert noted.startswith("a network that is loaded from its file has a different validation loss") == carries
+    assert "steps change 'hidden' of the network" in noted
 
 
 class Measuring(nn.Linear):
@@ -1281,9 +1307,9 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": cached}, ""),
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
-        ({"model": Recurrent}, "steps change 'hidden' of the network"),
+        ({"model": Recurrent}, "a network that is loaded from its file has a different validation loss"),
         ({"loss": by_data}, "steps change the outer variable 'TEACHER'"),
-        ({"model": Hiding}, "steps change 'teacher' of the network"),
+        ({"model": Hiding}, "a network that is loaded from its file has a different validation loss"),
         ({"model": partial(Hiding, moves=False)}, ""),
         *(
             (
@@ -1318,7 +1344,10 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that require a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),
-        ({"model": lambda: Drawing(torch.Generator())}, "its network draws from its own generator"),
+        (
+            {"model": lambda: Drawing(torch.Generator())},
+            "a network that is loaded from its file has a different validation loss",
+        ),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
         *(({"loss": loss}, "") for loss in (Centred(), Sharpened(), SharpenedModule())),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.own_generators import own_generator_states, variables_of
@@ -101,11 +102,15 @@ class UnsavedState:
         except (RuntimeError, ValueError, KeyError):
             # The network has other tensors than it was built with, which is reported when it is saved or loaded.
             return self._moving[:1]
-        if size and _only_third_differs(_validation_results(one, block, size) for one in (trial, trial, behind)):
+        tried = (
+            *(Solo(trial.live.trial()) for _ in range(2)),
+            behind,
+        )  # a validation may move a carried hidden state too
+        if size and _only_third_differs(_validation_results(one, block, size) for one in tried):
             # One sentence for all layers with an attribute of this name.
             named = {where.partition(" of ")[0]: where for where in reversed(self._moving or self._once)}
             return [f"{LOADED}, because {where}" for where in named.values()]
-        again = (behind, _resume_copy(live, trial), trial) if not self._moving else ()
+        again = () if self._moving else (*(_resume_copy(live, trial) for _ in range(2)), trial)
         if again and _only_third_differs(_training_results(one, block) for one in again):
             return self._once[:1]
         return self._moving[:1]
@@ -187,7 +192,7 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         held |= {key: holder._buffers.get(key) for key in holder._non_persistent_buffers_set}
         for hook in holder._forward_pre_hooks.values():  # recomputed by each pass, as in torch.nn.utils.weight_norm
-            held.pop(getattr(hook, "name", None), None)
+            held.pop(getattr(hook, "name", getattr(hook, "_tensor_name", None)), None)
     for key, value in held.items():
         found = [token(leaf) for leaf in _state_in(value, saved)]
         if found:
@@ -243,7 +248,7 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
             elif isinstance(one, nn.Module):
                 held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
                 yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
-            elif not isinstance(one, type | FunctionType | ModuleType):
+            elif not isinstance(one, type | FunctionType | ModuleType | BasePruningMethod):  # its mask is a buffer
                 todo += getattr(one, "__dict__", {}).values()
 
 
