@@ -197,8 +197,9 @@ class Report:
         A network with several outputs returns them in its own structure: a tuple, a dict or a dataclass of tensors. Samples are arrays (one,
         a tuple, or a dict by name) or a Dataset, by default the study's validation samples; they are prepared like these. They need no
         targets unless `Data.on_device` computes inputs from them; missing targets are zeros. The network is given by a member's name or as a
-        module, such as an ensemble, and runs on its device. If the study skips samples that raise (`Data.on_error`), their rows are NaN and a
-        warning names them. Raises RunError and StudyError.
+        module, such as an ensemble, and runs on its device, in ``eval()``: each call returns the same, so for Monte Carlo dropout call the
+        network yourself. If the study skips samples that raise (`Data.on_error`), their rows are NaN and a warning names them. Raises
+        RunError and StudyError.
         """
         if network is None or isinstance(network, str | MemberResult):
             network = (self.best() if network is None else self._row(network)).load()

@@ -44,9 +44,9 @@ NUMBERS = (bool, int, float)
 MAX_VALUES = 2000
 """Most values inspected in one attribute."""
 MOVING = (
-    "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a buffer "
-    "(register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule=; give "
-    "an object that is no network state_dict() and load_state_dict()"
+    "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a persistent "
+    "buffer (register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule=; "
+    "give an object that is no network state_dict() and load_state_dict()"
 )
 TOGETHER = "which all members with that function share"
 AROUND = (
