@@ -545,7 +545,7 @@ class SimulatedWorkers:
         for name, worker, command in unsent:
             self.world.tell("driver", f"to {name}", command)
             feeder = self.there.get(command.feeder) if isinstance(command, Attach) else None
-            if isinstance(feeder, _Feeder) and feeder.readers.get(name) is worker:
+            if isinstance(feeder, _Feeder) and name in feeder.readers:
                 # A feeder gets its end of a new connection at once, before any credit that names this reader.
                 feeder.lose(feeder.readers[name])
             if worker is not None and worker.alive:
