@@ -228,8 +228,8 @@ PLANTED = (
     Planted(
         "a member that has failed on one rank is reported as training when another rank has started it",
         Driver._handle_report,
-        "if self.members.state(event.member) is not State.ENDED:",
-        "if True:",
+        "if self.members.state(event.member) is State.ENDED:",
+        "if False:",
         "fbae0dc",
         689,
     ),

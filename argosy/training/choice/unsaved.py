@@ -102,16 +102,14 @@ class UnsavedState:
         except (RuntimeError, ValueError, KeyError):
             # The network has other tensors than it was built with, which is reported when it is saved or loaded.
             return self._moving[:1]
-        tried = (
-            *(Solo(trial.live.trial()) for _ in range(2)),
-            behind,
-        )  # a validation may move a carried hidden state too
+        # Each on a copy of its own, because a validation may move a carried hidden state too; one copy at a time, to save memory.
+        tried = itertools.chain((Solo(trial.live.trial()) for _ in range(2)), [behind])
         if size and _only_third_differs(_validation_results(one, block, size) for one in tried):
             # One sentence for all layers with an attribute of this name.
             named = {where.partition(" of ")[0]: where for where in reversed(self._moving or self._once)}
             return [f"{LOADED}, because {where}" for where in named.values()]
-        again = () if self._moving else (*(_resume_copy(live, trial) for _ in range(2)), trial)
-        if again and _only_third_differs(_training_results(one, block) for one in again):
+        trained = itertools.chain((_resume_copy(live, trial) for _ in range(2)), [trial])
+        if not self._moving and _only_third_differs(_training_results(one, block) for one in trained):
             return self._once[:1]
         return self._moving[:1]
 
