@@ -127,8 +127,8 @@ class Heartbeat:
 
     def read(self) -> tuple[Sign, ...]:
         """Return the signs of this worker and of its loaders, in the order of their slots."""
-        loaders = (Heartbeat(self._memory, number) for number in range(1, self._words[IN_USE] + 1))
-        return tuple([slot._sign() for slot in (self, *loaders)])
+        loaders = range(1, self._words[IN_USE] + 1)
+        return (self._sign(), *(Heartbeat(self._memory, number)._sign() for number in loaders))
 
     def _sign(self) -> Sign:
         words = self._words

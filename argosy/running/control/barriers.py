@@ -64,10 +64,8 @@ class Barriers(DriverPart):
                 self._extend(leg)
 
     def _extend(self, leg: LiveLeg) -> None:
-        if leg.certain <= leg.until:
-            return
-        if self.decisions.has_waiting_members and leg.until % self.run.per_epoch == 0:
-            return  # Other members wait for this barrier.
+        if leg.certain <= leg.until or (leg.until % self.run.per_epoch == 0 and self.decisions.has_waiting_members):
+            return  # No member is known to go on, or others wait for this barrier.
         until = self.decisions.credit_limit(leg)
         if until > leg.until:
             self.carry_out.give_credit(leg, until)

@@ -167,17 +167,13 @@ def write_json(path: Path, value: Any) -> None:
 def _format_json(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield JSON with one line for each key of the outer dictionaries. A subset of a million indices is one line, and the text of many members is
     never in memory as a whole."""
-    margin, opening = "  " * depth, "{"
-    if not isinstance(value, dict) or not value or depth == LINES_DEEP:
+    if not isinstance(value, dict) or not value:
         yield json.dumps(value)
         return
-    if depth == LINES_DEEP - 1:
-        lines = (f"{margin}  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
-        yield "{\n" + ",\n".join(lines) + f"\n{margin}}}"
-        return
+    margin, opening, innermost = "  " * depth, "{", depth + 1 == LINES_DEEP
     for key, item in value.items():
-        yield f"{opening}\n{margin}  {json.dumps(key)}: "
-        yield from _format_json(item, depth + 1)
+        yield f"{opening}\n{margin}  {json.dumps(key)}: {json.dumps(item) if innermost else ''}"
+        yield from () if innermost else _format_json(item, depth + 1)
         opening = ","
     yield f"\n{margin}}}"
 

@@ -105,9 +105,8 @@ class Files:
 
     def note_written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
         """Note a written draft with its checksums; returns the checkpoint to be journaled."""
-        best_is_new = draft.saved.best == draft.saved.file or len(sums) > 1
-        best_sha256 = sums[0] if best_is_new else draft.saved.best_sha256
-        saved = replace(draft.saved, sha256=sums[-1], best_sha256=best_sha256)
+        has_best = draft.saved.best == draft.saved.file or len(sums) > 1
+        saved = replace(draft.saved, sha256=sums[-1], best_sha256=sums[0] if has_best else draft.saved.best_sha256)
         if self.newest is None:  # if the first file can be read, later ones can be too
             checkpoint.load(self.folder / saved.file, saved.sha256)
         self.newest, self.own = saved, True
@@ -177,8 +176,7 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 def settle_links(folder: Path, saved: Checkpoint) -> None:
     """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights up to it."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
-        place = folder / name
-        if file is not None and not _links_to(place, file) and (folder / file).exists():
+        if file is not None and not _links_to(place := folder / name, file) and (folder / file).exists():
             checkpoint.link(place, file)
 
 
