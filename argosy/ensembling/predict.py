@@ -14,7 +14,7 @@ from argosy.data.features import Features
 from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
-from argosy.errors.checks import check_not_a_loader
+from argosy.errors.checks import check_arrays, check_not_a_loader
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
@@ -89,6 +89,8 @@ def data_with_samples(study: Study, samples: Any) -> Data:
             "whose samples have the structure of the study's, each with a target (any value, such as 0, if there is "
             "none)."
         )
+    if arrays:
+        check_arrays("report.predict: samples", samples)
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
 
 
