@@ -28,7 +28,7 @@ from argosy.training.choice.unsaved import UnsavedState, training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED, called_objects, optimizers_of
+from argosy.training.member.copied import CALLED
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
@@ -141,9 +141,8 @@ def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved:
 
 
 def _holds_unregistered(live: LiveMember) -> bool:
-    """Return whether the network's lists or dicts hold trainable weights that are neither its parameters nor its optimizer's."""
-    trained = {id(p) for p in live.model.parameters()}
-    trained |= {id(p) for one in optimizers_of(live.optimizer) for group in one.param_groups for p in group["params"]}
+    """Return whether the network's lists or dicts hold trainable weights that are not among its parameters."""
+    own = {id(p) for p in live.model.parameters()}
     boxes = [value for module in live.model.modules() for value in vars(module).values()]
     inside = [
         part
@@ -151,7 +150,7 @@ def _holds_unregistered(live: LiveMember) -> bool:
         for part in (box.values() if isinstance(box, dict) else box if isinstance(box, list) else ())
     ]
     weights = [p for part in inside for p in (part.parameters() if isinstance(part, nn.Module) else [part])]
-    return any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in trained for p in weights)
+    return any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in own for p in weights)
 
 
 def _try_loss(trial: Solo, block: Block) -> bool:

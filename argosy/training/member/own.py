@@ -153,7 +153,7 @@ def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimi
             raise StudyError(
                 f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that do not belong to "
                 "its network. Build it from parameters of the network that is passed to the factory. Convert "
-                "tensors with nn.Parameter(tensor)."
+                "tensors with nn.Parameter(tensor), and lists of layers to nn.ModuleList."
             )
 
 
