@@ -148,7 +148,7 @@ MADE = (
     Made(
         _made(
             SPLIT,
-            13,
+            16,
             CLONES,
             SLOW_SAVES,
             _slow("Assign", 6, 7, 8, 11, 14, 17),
@@ -160,7 +160,7 @@ MADE = (
     ),
     Made(
         _made(
-            SPLIT, 5, _at("add", ASSIGNED, 2, 4), _slow("Measure", 5, 6, 7), _at("kill rank", JOINING, *range(2, 12))
+            SPLIT, 26, _at("add", ASSIGNED, 2, 4), _slow("Measure", 5, 6, 7), _at("kill rank", JOINING, *range(2, 12))
         ),
         {JOINING: ("Broke", "Fed", "Progress")},
     ),
