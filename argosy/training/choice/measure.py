@@ -28,7 +28,7 @@ from argosy.training.choice.unsaved import UnsavedState, training_code
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED, called_objects, optimizers_of
+from argosy.training.member.copied import CALLED, called_objects
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
