@@ -303,9 +303,9 @@ def tune(
             f"fresh is {fresh!r}; for a search it must be True or False, where True starts the whole search over. Single trials "
             "cannot start over."
         )
-    asked: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
+    arguments: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
     search = Search(
-        **asked,
+        **arguments,
         scheduler=scheduler,
         eta=eta,
         n_trials=n_trials,

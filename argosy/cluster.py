@@ -64,13 +64,13 @@ class Cluster:
         >>> len(Cluster.parse("2x4x80GB").devices)
         8
         """
-        found = _SHORTHAND.fullmatch(text.strip())
-        if not found or not int(found[1]) or not int(found[2]):
+        match = _SHORTHAND.fullmatch(text.strip())
+        if not match or not int(match[1]) or not int(match[2]):
             raise PlanError(
                 f"cannot read the cluster {text!r}. Write nodes x devices per node x memory per device, for example 2x4x80GB."
             )
-        memory = int(float(found[3]) * _UNIT_BYTES[found[4]])
-        return cls.uniform(nodes=int(found[1]), node_devices=int(found[2]), memory_bytes=memory, kind=kind, cores=cores)
+        memory = int(float(match[3]) * _UNIT_BYTES[match[4]])
+        return cls.uniform(nodes=int(match[1]), node_devices=int(match[2]), memory_bytes=memory, kind=kind, cores=cores)
 
     @classmethod
     def uniform(cls, *, nodes: int, node_devices: int, memory_bytes: int, kind: str, cores: int) -> "Cluster":

@@ -54,7 +54,7 @@ def document_keywords(kind: type[Any], title: str) -> Callable[[F], F]:
 def described_fields(kind: type[Any]) -> list[DescribedField]:
     """Return the public fields of a dataclass that its constructor takes, with the strings under them in its source."""
     texts, types = _read_fields(kind)
-    given = [field for field in fields(kind) if field.init and not field.name.startswith("_")]
+    public = [field for field in fields(kind) if field.init and not field.name.startswith("_")]
     return [
         DescribedField(
             name=field.name,
@@ -62,7 +62,7 @@ def described_fields(kind: type[Any]) -> list[DescribedField]:
             default=_default(field),
             text=field.metadata.get("help", texts.get(field.name, "")),
         )
-        for field in given
+        for field in public
     ]
 
 
@@ -77,8 +77,8 @@ class _Docstring:
 
 
 def _append_fields(text: str, title: str, kind: type[Any]) -> str:
-    told = "\n".join(map(str, described_fields(kind)))
-    return f"{inspect.cleandoc(text)}\n\n{title}:\n{told}\n"
+    lines = "\n".join(map(str, described_fields(kind)))
+    return f"{inspect.cleandoc(text)}\n\n{title}:\n{lines}\n"
 
 
 def _read_fields(kind: type[Any]) -> tuple[dict[str, str], dict[str, str]]:

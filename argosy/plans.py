@@ -208,10 +208,10 @@ class Plan:
                 _check_placement(placement, by_member, by_name)
             for name in flotilla.devices:
                 pack = [by_member[placement.member] for placement in flotilla.pack(name)]
-                needed, there = pack_memory_bytes(pack), by_name[name].memory_bytes
-                if needed > there:
+                needed, available = pack_memory_bytes(pack), by_name[name].memory_bytes
+                if needed > available:
                     raise PlanError(
-                        f"device {name!r} has {format_bytes(there)} of memory; its pack ({', '.join(p.member for p in pack)}) "
+                        f"device {name!r} has {format_bytes(available)} of memory; its pack ({', '.join(p.member for p in pack)}) "
                         f"needs {format_bytes(needed)}. Plan again with these profiles."
                     )
 

@@ -231,8 +231,8 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """Return the profiles of a file; raises PlanError if it holds none."""
     try:
-        found: Profiles = convert(parse_json(path.read_text()), Profiles, "it")
-        return found["profiles"]
+        content: Profiles = convert(parse_json(path.read_text()), Profiles, "it")
+        return content["profiles"]
     except (OSError, ValueError) as error:
         raise PlanError(
             f"cannot read profiles from {path} ({error}). Write them with `argosy profile --out`."

@@ -43,13 +43,13 @@ class Ragged:
 
 def check_ragged(ragged: Any) -> int:
     """Return the largest length that `ragged` allows; raises StudyError unless it is a tree shaped like a sample."""
-    found = list(_ragged_in(ragged, named=False))
-    if not found:
+    declared = list(_ragged_in(ragged, named=False))
+    if not declared:
         raise StudyError(
             "Data.ragged has no argosy.Ragged. Give it the structure of a sample, with argosy.Ragged(max_length) for each tensor of varying length, "
             "or remove it."
         )
-    return max(one.max_length for one in found)
+    return max(one.max_length for one in declared)
 
 
 def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:

@@ -67,44 +67,44 @@ class Outside(NamedTuple):
         >>> Outside.of(functools.partial(lambda given: dict(**given), {"width": 8})).settings
         {'given': ({'width': 8}, {'width': 8})}
         """
-        given = bound_arguments(factory) if isinstance(factory, functools.partial) else {}
-        read = _read_by(unwrap_partials(factory), given)
+        arguments = bound_arguments(factory) if isinstance(factory, functools.partial) else {}
+        read = _read_by(unwrap_partials(factory), arguments)
         return cls(
             {name: value for name, value in read.items() if isinstance(value, SCALARS)},
             {
                 name: (value, held)
-                for name, value in given.items()
+                for name, value in arguments.items()
                 if name in read and (held := _scalars_in(value)) is not None
             },
         )
 
 
-def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_by(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a factory reads from outside variables and from these arguments, by `readings_of`."""
     function = getattr(function, "__func__", function)  # that of a bound method
     kind = function if isinstance(function, type) else type(function)
     functions = [*vars(kind).values()] if is_own(kind) else [function]
-    found: dict[str, Any] = {}
+    readings: dict[str, Any] = {}
     for one in functions:
         if not isinstance(one, types.FunctionType):
             continue
         instructions = instructions_of(one.__code__)
         enclosed = closure_variables(one)
         for name in _names_read(one.__code__):
-            found |= readings_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
-        for name in given.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
-            if type(given[name]) not in PLAIN:
-                found |= readings_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
-    return found
+            readings |= readings_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
+        for name in arguments.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
+            if type(arguments[name]) not in PLAIN:
+                readings |= readings_of(instructions, name, arguments[name], HOLDERS, (*READS, *BOUND))
+    return readings
 
 
 def closure_variables(function: Any) -> dict[str, Any]:
     """Return the variables of a Python function's closure by name, without empty cells; nothing for other callables."""
-    cells, found = getattr(function, "__closure__", None) or (), {}
+    cells, variables = getattr(function, "__closure__", None) or (), {}
     for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            found[name] = cell.cell_contents
-    return found
+            variables[name] = cell.cell_contents
+    return variables
 
 
 @functools.lru_cache(maxsize=1000)
@@ -119,24 +119,24 @@ def _scalars_in(value: Any) -> dict[str, Any] | None:
     """Return the scalars of a settings object: a dict, a namespace, a dataclass or a class of the user; None for anything else."""
     is_class = isinstance(value, type) and is_own(value)
     if isinstance(value, dict):
-        held: Any = value
+        attributes: Any = value
     elif is_class or isinstance(value, argparse.Namespace | types.SimpleNamespace) or dataclasses.is_dataclass(value):
-        held = getattr(value, "__dict__", {})
+        attributes = getattr(value, "__dict__", {})
     else:
         return None
-    return {key: one for key, one in held.items() if isinstance(one, SCALARS)}
+    return {key: one for key, one in attributes.items() if isinstance(one, SCALARS)}
 
 
 @functools.lru_cache(maxsize=1000)
 def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
     """Return the instructions of a function and of the functions defined in it."""
-    found = list[dis.Instruction]()
+    instructions = list[dis.Instruction]()
     for instruction in dis.get_instructions(code):
         if instruction.opname != "EXTENDED_ARG":
-            found.append(instruction)
+            instructions.append(instruction)
         if isinstance(instruction.argval, types.CodeType):
-            found.extend(instructions_of(instruction.argval))
-    return found
+            instructions.extend(instructions_of(instruction.argval))
+    return instructions
 
 
 def readings_of(
@@ -147,19 +147,19 @@ def readings_of(
     If the variable is a settings object (see `setting_of`) and the function only reads plain values from it, such as `args.lr` or
     `CFG["lr"]`, return these values, so that others may change; otherwise return the whole variable.
     """
-    found = {}
+    readings = {}
     for n in (n for n, i in enumerate(instructions) if i.opname in reads and i.argval == name):
-        path, held, rest = name, value, instructions[n + 1 :]
-        while type(held) not in PLAIN:
+        path, reading, rest = name, value, instructions[n + 1 :]
+        while type(reading) not in PLAIN:
             key, *rest = rest
             # From Python 3.14 on, a subscript is a BINARY_OP that is shown as [].
             if key.opname == "LOAD_CONST" and (rest[0].opname == "BINARY_SUBSCR" or rest[0].argrepr == "[]"):
                 rest = rest[1:]
             elif key.opname != "LOAD_ATTR":
                 return {name: value}
-            path, held = f"{path}.{key.argval}", setting_of(held, key.argval, holders)
-        found[path] = held
-    return found or {name: value}
+            path, reading = f"{path}.{key.argval}", setting_of(reading, key.argval, holders)
+        readings[path] = reading
+    return readings or {name: value}
 
 
 def setting_of(held: Any, key: Any, holders: Holders) -> Any:
@@ -195,8 +195,8 @@ def is_installed(file: Path) -> bool:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return an instance's attributes, including slots."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
-    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
-    return {**found, **getattr(value, "__dict__", {})}
+    in_slots = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**in_slots, **getattr(value, "__dict__", {})}
 
 
 def _names(slots: Any) -> tuple[str, ...]:

@@ -119,9 +119,9 @@ class Settings:
                 f"{self.policy!r}. Choose policy 'solo', or another value of sharing."
             )
         if self.compile and (self.numerics == "exact" or self.packing != "auto"):
-            found = "numerics 'exact'" if self.numerics == "exact" else f"packing {self.packing!r}"
+            conflict = "numerics 'exact'" if self.numerics == "exact" else f"packing {self.packing!r}"
             raise StudyError(
-                f"compile needs programs that may differ from a plain loop by rounding and are chosen by measured time; found {found}. "
+                f"compile needs programs that may differ from a plain loop by rounding and are chosen by measured time; found {conflict}. "
                 "Remove one of them."
             )
         if self.preparing_nodes is not None and not self.sharing.endswith("broadcast"):

@@ -246,12 +246,12 @@ class Target(Stop):
 
     def reason(self, history: History) -> str | None:
         """Return a reason when the metric has reached the value."""
-        found = next((row[self.metric] for row in reversed(history) if self.metric in row), None)
-        _check_found(found is not None, history, self.metric)
+        value = next((row[self.metric] for row in reversed(history) if self.metric in row), None)
+        _check_found(value is not None, history, self.metric)
         # It is not reached as long as it would be an improvement.
-        if found is None or math.isnan(found) or is_better(self.value, found, mode_of(self.metric, self.mode)):
+        if value is None or math.isnan(value) or is_better(self.value, value, mode_of(self.metric, self.mode)):
             return None
-        return f"{self.metric} {found:.4g} reached {self.value:g}"
+        return f"{self.metric} {value:.4g} reached {self.value:g}"
 
     @property
     def watches(self) -> frozenset[str]:
@@ -416,12 +416,12 @@ def _fold(rule: Stop, history: History, start: T, step: Callable[[T, Mapping[str
     return value
 
 
-def _check_found(found: bool, history: History, metric: str) -> None:
+def _check_found(is_there: bool, history: History, metric: str) -> None:
     """Raise StudyError if no row has the metric.
 
     A ``val_`` metric may be missing from all rows so far: studies whose members never report it were refused before.
     """
-    if history and not found and not metric.startswith("val_"):
+    if history and not is_there and not metric.startswith("val_"):
         raise StudyError(
             f"a stopping rule watches {metric!r}, which this member does not report. Choose one of "
             f"{', '.join(sorted(history[-1]))}, or add it to the member's metrics."

@@ -77,8 +77,8 @@ def accuracy(output: Any, target: Any) -> Any:
     With further dimensions, ``[B, classes, …]`` and ``[B, …]``, return the share of correct predictions in each sample; targets that are
     -100 do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
     check_classes(output, target)
-    largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
-    right = ((said == target) & (largest == largest)).float()
+    largest, predicted = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
+    right = ((predicted == target) & (largest == largest)).float()
     if right.dim() == 1:
         return right
     return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
@@ -168,8 +168,8 @@ class Repetition:
     @property
     def fold(self) -> int | None:
         """Number of the fold that the member is validated on, as in its name; None without folds."""
-        found = re.search(r"(?:^|-)fold=(\d+)", self.under)
-        return None if found is None else int(found[1])
+        match = re.search(r"(?:^|-)fold=(\d+)", self.under)
+        return None if match is None else int(match[1])
 
     @property
     def draw(self) -> str:
@@ -268,15 +268,15 @@ class Member:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Scalars bound in the member's partials, such as ``optimizer.lr`` or ``model.hidden``, and its batch size."""
-        found: dict[str, Any] = {"batch_size": self.batch_size}
+        settings: dict[str, Any] = {"batch_size": self.batch_size}
         if self.batch_tokens is not None:
-            found["batch_tokens"] = self.batch_tokens
+            settings["batch_tokens"] = self.batch_tokens
         for name in FACTORIES:
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
                 values = bound_arguments(factory).items()
-                found.update({f"{name}.{k}": v for k, v in values if isinstance(v, bool | int | float | str)})
-        return found
+                settings.update({f"{name}.{k}": v for k, v in values if isinstance(v, bool | int | float | str)})
+        return settings
 
     def reported(self, *, has_val: bool) -> set[str]:
         """Return the names of the metrics in the member's history rows."""
@@ -496,20 +496,20 @@ def _check_outer_scalars(member: Member) -> None:
 def sharing_warnings(members: Sequence[Member]) -> list[str]:
     """Return warnings for members that share one settings object which was modified between their creation: all of them read its latest state."""
     seen: dict[int, tuple[Member, Mapping[str, Any]]] = {}
-    found = []
+    warnings = []
     for member in members:
         for part, outside in member._outside.items():
             for name, (settings, held) in outside.settings.items():
                 # By identity, which stays unique as long as the members hold the objects.
                 first, before = seen.setdefault(id(settings), (member, held))
-                found += [
+                warnings += [
                     f"members {first.name!r} and {member.name!r} share one settings object ({name} of {part}). {key} was "
                     f"{value!r} when the first was created and {held[key]!r} for the second; both read its current value. If they should "
                     "differ, bind a copy (copy.deepcopy) to each."
                     for key, value in before.items()
                     if repr(held.get(key, value)) != repr(value)
                 ]
-    return found
+    return warnings
 
 
 def _as_index_list(indices: Sequence[int] | None) -> list[int] | None:
@@ -529,13 +529,13 @@ def _same_split_names(metric: str, known: Collection[str]) -> list[str]:
 def _members(members: Any) -> tuple[Member, ...]:
     if isinstance(members, Member | Mapping | str) or not hasattr(members, "__iter__"):
         raise StudyError(f"Study.members is {describe_value(members)}; it must be a list of members.")
-    found = tuple(members)
-    for number, member in enumerate(found):
+    listed = tuple(members)
+    for number, member in enumerate(listed):
         if not isinstance(member, Member):
             raise StudyError(f"Study.members[{number}] is {describe_value(member)}; it must be an argosy.Member.")
-    if not found:
+    if not listed:
         raise StudyError("Study.members is empty. Add at least one member.")
-    return found
+    return listed
 
 
 def _check_numbers(member: Member) -> None:
@@ -571,16 +571,16 @@ def _check_functions(member: Member) -> None:
 def _check_steps(member: Member) -> None:
     """Raise StudyError unless exactly one field computes the loss and one updates the weights."""
     if (member.optimizer is None) == (member.optimizers is None):
-        given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
+        named = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
         raise StudyError(
-            f"member {member.name!r} has {given} optimizers=. Set exactly one; optimizers= needs a step that updates the "
+            f"member {member.name!r} has {named} optimizers=. Set exactly one; optimizers= needs a step that updates the "
             "weights itself."
         )
     if member.step is not None and member.loss is not None:
         raise StudyError(f"member {member.name!r}: `step` computes the loss itself. Remove loss.")
     if member.step is None and (member.validate is not None or member.optimizers is not None):
-        given = "validate" if member.validate is not None else "optimizers"
-        raise StudyError(f"member {member.name!r} has {given}=, which needs step=. Set both or neither.")
+        named = "validate" if member.validate is not None else "optimizers"
+        raise StudyError(f"member {member.name!r} has {named}=, which needs step=. Set both or neither.")
     if member.optimizers is None:
         return
     for name, without in MOVES_ITSELF.items():

@@ -62,29 +62,34 @@ class Fitted:
         inputs, known = _tensor(_numbers(X)), self.report.networks().known_study().data.arrays[0]
         if known.is_floating_point():  # a few rows may be whole numbers by chance
             inputs = inputs.to(known.dtype)
-        found: Tensor = self.report.predict((inputs,), self.network)
-        return found
+        outputs: Tensor = self.report.predict((inputs,), self.network)
+        return outputs
 
     def _check_names(self, X: Any) -> None:
         """Raise StudyError if columns have other names or another order; warn if only one of the two has names."""
-        there, here = self.feature_names_in_, _names(X)
-        if there is None or here is None:
-            if there is not here:
-                with_names, without = ("X", "the X of argosy.fit") if there is None else ("the X of argosy.fit", "X")
+        fitted_names, new_names = self.feature_names_in_, _names(X)
+        if fitted_names is None or new_names is None:
+            if fitted_names is not new_names:
+                with_names, without = (
+                    ("X", "the X of argosy.fit") if fitted_names is None else ("the X of argosy.fit", "X")
+                )
                 warnings.warn(
                     f"{with_names} has column names and {without} has none, so columns are matched by position.",
                     stacklevel=4,
                 )
             return
-        if list(there) == list(here):
+        if list(fitted_names) == list(new_names):
             return
-        unseen, missing = [name for name in here if name not in there], [name for name in there if name not in here]
+        unseen, missing = (
+            [name for name in new_names if name not in fitted_names],
+            [name for name in fitted_names if name not in new_names],
+        )
         differences = [
             f"{what} {_format_names(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
-        ] or [f"in a different order, {_format_names(here)}"]
+        ] or [f"in a different order, {_format_names(new_names)}"]
         raise StudyError(
             f"X has different columns from the X of argosy.fit: {'; '.join(differences)}. Pass the same columns in "
-            f"the same order, X[fitted.feature_names_in_]: {_format_names(there)}."
+            f"the same order, X[fitted.feature_names_in_]: {_format_names(fitted_names)}."
         )
 
 
@@ -178,9 +183,9 @@ def _draw_held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool
         raise StudyError(
             f"argosy.fit: validation is {share}; it must be a fraction of the samples, at least 0 and less than 1."
         )
-    found = np.zeros(samples, np.bool_)
-    found[np.random.RandomState(seed & 0xFFFFFFFF).permutation(samples)[: round(share * samples)]] = True
-    return found
+    held_out = np.zeros(samples, np.bool_)
+    held_out[np.random.RandomState(seed & 0xFFFFFFFF).permutation(samples)[: round(share * samples)]] = True
+    return held_out
 
 
 def _take_rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
@@ -192,14 +197,14 @@ def _names(X: Any) -> npt.NDArray[Any] | None:
     names = list(getattr(X, "columns", ()))
     if names == list(range(len(names))):
         return None
-    found = np.empty(len(names), object)
-    found[:] = names
-    return found
+    array = np.empty(len(names), object)
+    array[:] = names
+    return array
 
 
 def _format_names(names: Iterable[Any]) -> str:
-    found = list(map(repr, names))
-    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+    texts = list(map(repr, names))
+    return ", ".join(texts[:MOST_NAMED]) + (f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else "")
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:

@@ -127,13 +127,13 @@ class TrainerAttributes:
     def _epochs(self, name: str) -> int:
         most = self._known(name).max_epochs
         if most is None or most != int(most):
-            found = (
+            problem = (
                 "sets no number of epochs"
                 if most is None
                 else f"ends after {most:g} epochs, which is not a whole number"
             )
             raise StudyError(
-                f"the module reads self.trainer.{name}, but its stopping rule {found}. Set argosy.MaxEpochs(n) for "
+                f"the module reads self.trainer.{name}, but its stopping rule {problem}. Set argosy.MaxEpochs(n) for "
                 "the member or the study."
             )
         return int(most)

@@ -115,13 +115,13 @@ def distill(
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:
     """Return the teacher's network: that of a member, given by name or as a result, or by default the run's ensemble."""
-    found: nn.Module
+    network: nn.Module
     if teacher is None:
-        found = report.ensemble(select="greedy", snapshots=False)
+        network = report.ensemble(select="greedy", snapshots=False)
     else:
         row = report.member(teacher) if isinstance(teacher, str) else teacher
-        found = row.load() if isinstance(row, MemberResult) else row
-    return found
+        network = row.load() if isinstance(row, MemberResult) else row
+    return network
 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
@@ -175,13 +175,13 @@ def _with_answers(data: Data, answers: Tensor) -> Data:
 def _dataset(dataset: Any, arrays: Sequence[Any] | None) -> Any:
     if arrays is not None:
         return TensorDataset(*map(torch.as_tensor, arrays))
-    made = dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
-    if made is not None and not is_map_style(made):
+    opened = dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
+    if opened is not None and not is_map_style(opened):
         raise StudyError(
-            f"distill: the run's data is {describe_value(made)}, whose samples have no index under which answers could be "
+            f"distill: the run's data is {describe_value(opened)}, whose samples have no index under which answers could be "
             "stored. Train the run on a map-style Dataset, with __len__ and __getitem__."
         )
-    return made
+    return opened
 
 
 def _form(sample: Any) -> str:
@@ -218,10 +218,10 @@ def _check_mixable(inputs: Any) -> None:
 def _alone(teacher: nn.Module) -> nn.Module:
     """Return a copy of a teacher that takes inputs as `Data.on_device` returns them."""
     network = teacher.network if isinstance(teacher, Prepared) else teacher
-    found = copy_network(network)
-    if isinstance(found, Ensemble):
-        found.preparation = None
-    return found.eval().requires_grad_(False)
+    copied = copy_network(network)
+    if isinstance(copied, Ensemble):
+        copied.preparation = None
+    return copied.eval().requires_grad_(False)
 
 
 def _mix_batch(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None) -> Any:
@@ -240,8 +240,8 @@ def _mixed_loss(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor
     if isinstance(target, Tensor):
         return own(output, target)  # in validation, where nothing is mixed
     one, other, share = target
-    found: Tensor = share[0] * own(output, one) + (1 - share[0]) * own(output, other)
-    return found
+    loss: Tensor = share[0] * own(output, one) + (1 - share[0]) * own(output, other)
+    return loss
 
 
 # ---- losses and metrics

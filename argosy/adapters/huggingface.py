@@ -36,10 +36,10 @@ def from_huggingface(
 
 def _step(model: Any, batch: Any) -> tuple[Any, Any, Any]:
     if not isinstance(batch, Mapping) or "labels" not in batch:
-        found = f"dicts of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        described = f"dicts of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
         raise StudyError(
-            f"a Hugging Face network needs batches that are dicts with labels; these are {found}. Return dicts from "
+            f"a Hugging Face network needs batches that are dicts with labels; these are {described}. Return dicts from "
             "the dataset, for example {'input_ids': …, 'attention_mask': …, 'labels': …}."
         )
-    made = model(**batch)
-    return made.loss, made.logits, batch["labels"]
+    result = model(**batch)
+    return result.loss, result.logits, batch["labels"]

@@ -114,9 +114,9 @@ class Loop(TrainerAttributes):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **rest: Any) -> Any:
         """Step one of the optimizers."""
-        found = optimizer.step(closure, **rest)
+        result = optimizer.step(closure, **rest)
         self.global_step += 1
-        return found
+        return result
 
     def backward(self, loss: Any, optimizer: Any, *args: Any, **rest: Any) -> None:
         """Run a module's ``manual_backward``. Its last loss is the batch's if training_step returns none."""
@@ -194,18 +194,18 @@ class Loop(TrainerAttributes):
             self.val_batch_idx = 0
             self._logged = {}
             self.module.on_validation_epoch_start()
-        made = _call_hook(self.module.validation_step, batch, self.val_batch_idx)
+        returned = _call_hook(self.module.validation_step, batch, self.val_batch_idx)
         self.val_batch_idx += 1
         if self._batch_loss is not None:
             total, count = self._batch_loss
             mean: torch.Tensor = total / count
             return mean
         logged = f" (it logs {', '.join(map(repr, self._logged))})" if self._logged else ""
-        return _loss(made, f"validation_step neither logs 'val_loss' nor returns a loss{logged}")
+        return _loss(returned, f"validation_step neither logs 'val_loss' nor returns a loss{logged}")
 
     def _trained(self, batch: Any) -> torch.Tensor:
-        made = _call_hook(self.module.training_step, batch, self.batch_idx)
-        loss = _loss(self.loss if _returned_loss(made) is None else made, "training_step returns no loss")
+        returned = _call_hook(self.module.training_step, batch, self.batch_idx)
+        loss = _loss(self.loss if _returned_loss(returned) is None else returned, "training_step returns no loss")
         self.loss = loss.detach()
         return loss
 
@@ -249,8 +249,8 @@ class Loop(TrainerAttributes):
                 f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Choose "
                 "one of these in from_lightning(metrics=…)."
             )
-        found = self._logged[name]
-        return found.compute() if isinstance(found, Metric) else found[0] / found[1]
+        logged = self._logged[name]
+        return logged.compute() if isinstance(logged, Metric) else logged[0] / logged[1]
 
     def step(self) -> None:
         """End an epoch; see `argosy.training.member.own.OwnSchedules`."""
@@ -353,9 +353,9 @@ def configured(module: Any) -> Configured:
     check_hooks(type(module))
     loop = module._argosy_loop = Loop(module)
     loop.configure()
-    made = Configured({str(number): optimizer for number, optimizer in enumerate(loop.optimizers)})
-    made.loop = loop
-    return made
+    configured_optimizers = Configured({str(number): optimizer for number, optimizer in enumerate(loop.optimizers)})
+    configured_optimizers.loop = loop
+    return configured_optimizers
 
 
 def schedules(optimizers: Configured) -> dict[str, Loop]:
@@ -383,13 +383,13 @@ def _reset(logged: Mapping[str, Any]) -> None:
         metric.reset()
 
 
-def _returned_loss(made: Any) -> Any:
+def _returned_loss(returned: Any) -> Any:
     """Return the loss that a step has returned."""
-    return made.get("loss") if isinstance(made, Mapping) else made
+    return returned.get("loss") if isinstance(returned, Mapping) else returned
 
 
-def _loss(made: Any, words: str) -> torch.Tensor:
-    loss = _returned_loss(made)
+def _loss(returned: Any, words: str) -> torch.Tensor:
+    loss = _returned_loss(returned)
     if not isinstance(loss, torch.Tensor):
         raise StudyError(f"its {words}; return a tensor, or a dict with one under 'loss'.")
     return loss

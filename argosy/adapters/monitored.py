@@ -69,8 +69,8 @@ class Monitored:
 
     def mean(self, name: str) -> Any:
         """Return the mean over the epoch so far; None if it is not logged with ``on_epoch``."""
-        found = next((self._sums[f"{hook}.{name}"] for hook in reversed(HOOKS) if f"{hook}.{name}" in self._sums), None)
-        return None if found is None else found[0] / found[1]
+        sums = next((self._sums[f"{hook}.{name}"] for hook in reversed(HOOKS) if f"{hook}.{name}" in self._sums), None)
+        return None if sums is None else sums[0] / sums[1]
 
     def last(self, name: str) -> Any:
         """Return the last value; None if it is not logged by step."""

@@ -194,7 +194,7 @@ def plan(
         )
     from argosy.profiles import load_profiles
 
-    found = None if profiles is None else load_profiles(profiles)
+    known = None if profiles is None else load_profiles(profiles)
     html = None if html is None else output_path(html)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
@@ -202,13 +202,13 @@ def plan(
 
         chosen, study = Settings(**settings), load_study(study_file)
         if cluster is None:
-            made = api.plan(study, settings=chosen, launcher=place)
+            planned = api.plan(study, settings=chosen, launcher=place)
             train_them = typed_command().replace(" plan ", " run ", 1)
             print_output(
-                made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}", every=every
+                planned.to_json() if as_json else f"{planned.explain()}\n\nTrain them:      {train_them}", every=every
             )
             return
-        forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
+        forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=known)
     if html is not None:
         from argosy.views.timeline import write_timeline
 
@@ -253,13 +253,13 @@ def profile(
     from argosy.profiles import save_profiles
 
     save_profiles(out, costs.profiles)
-    found: Sequence[Pair] = ()
+    measured_pairs: Sequence[Pair] = ()
     if pairs:
         from argosy.running.control.pairs import measure_pairs
 
-        found = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
+        measured_pairs = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
     if as_json:
-        measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
+        measured = [{**asdict(pair), "improvement": pair.improvement} for pair in measured_pairs]
         print_output(
             {"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured}, every=every
         )
@@ -267,10 +267,10 @@ def profile(
     for known in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
         print_output(f"{known.member}: {rates} samples/s on 1, 2, … devices; {format_bytes(known.memory_bytes)}")
-    if found:
+    if measured_pairs:
         from argosy.views.pairs import pairs_table
 
-        print_table(pairs_table(found))
+        print_table(pairs_table(measured_pairs))
     plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
     print_output(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
 
@@ -317,13 +317,13 @@ def main() -> None:
     try:
         app()
     except (ArgosyError, OSError, MemoryError, RuntimeError) as error:
-        told = error if isinstance(error, ArgosyError) else system_refused(error, "argosy cannot continue")
-        if told is None:
+        known = error if isinstance(error, ArgosyError) else system_refused(error, "argosy cannot continue")
+        if known is None:
             raise
         # Without a terminal, lines are not wrapped, so that paths can be copied.
-        said = f"{type(told).__name__}: {told}"
-        console(stderr=True).print(said, style="red", soft_wrap=True)
-        sys.exit(told.exit_code)
+        message = f"{type(known).__name__}: {known}"
+        console(stderr=True).print(message, style="red", soft_wrap=True)
+        sys.exit(known.exit_code)
 
 
 def _warning(
@@ -384,14 +384,14 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
 
 def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
     """Complete the settings with the number of nodes and the remaining time of the job, unless they are given."""
-    found = dict(given)
+    values = dict(given)
     if place is not None and given["nodes"] == 1:
-        found["nodes"] = place.nodes
+        values["nodes"] = place.nodes
     if given["time_limit"] is None:
         from argosy.running.hosts.place import seconds_left
 
-        found["time_limit"] = seconds_left(os.environ, time.time())
-    return Settings(**found)
+        values["time_limit"] = seconds_left(os.environ, time.time())
+    return Settings(**values)
 
 
 def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:

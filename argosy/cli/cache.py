@@ -41,7 +41,9 @@ def cache(
             kept.discard(entry.folder)
         for file in choices:
             file.unlink(missing_ok=True)
-    said = f"{len(choices)} choices of programs and shares {'deleted from' if clear else 'kept in'} {choices_folder()}"
+    message = (
+        f"{len(choices)} choices of programs and shares {'deleted from' if clear else 'kept in'} {choices_folder()}"
+    )
     if as_json:
         print_output(
             {"folder": str(kept.folder), "deleted" if clear else "kept": rows, "choices": len(choices)}, every=every
@@ -51,4 +53,4 @@ def cache(
     else:
         print_table(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {kept.folder}"))
     if choices and not as_json:
-        print_output(said)
+        print_output(message)

@@ -30,8 +30,8 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, *, train: bool) -> None:
         files = sorted(write_digits(FOLDER).glob("*.jpg"))
-        cut = len(files) * 8 // 10
-        self.files: list[Path] = files[:cut] if train else files[cut:]
+        border = len(files) * 8 // 10
+        self.files: list[Path] = files[:border] if train else files[border:]
         self.train = train
 
     def __len__(self) -> int:

@@ -45,8 +45,8 @@ def export(
     from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study
     from argosy.running.search.loading import load
 
-    asked: Any = (load_search if load(directory).is_search else load_study)(study_file)
-    report = load(directory, study=asked)
+    study_or_search: Any = (load_search if load(directory).is_search else load_study)(study_file)
+    report = load(directory, study=study_or_search)
     network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
     before = _files(to)
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
@@ -56,5 +56,5 @@ def export(
 
 def _files(folder: Path) -> set[tuple[str, tuple[int, int]]]:
     """Return the files of a folder, each with metadata that changes with its content."""
-    there = [file for file in folder.glob("*") if file.is_file()]
-    return {(str(file), (file.stat().st_ino, file.stat().st_mtime_ns)) for file in there}
+    present = [file for file in folder.glob("*") if file.is_file()]
+    return {(str(file), (file.stat().st_ino, file.stat().st_mtime_ns)) for file in present}

@@ -74,8 +74,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
-        found: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
-        name, command, words = found
+        resolved: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
+        name, command, words = resolved
         if not sys.stdout.isatty():
             command.rich_markup_mode = None  # frames around options would be half of the output for programs
         options = [param for param in command.params if param.param_type_name == "option"]
@@ -87,7 +87,7 @@ class Commands(TyperGroup):
             if flag.startswith("--") and flag not in known:
                 message = f"No such option: {flag}{did_you_mean_flag(flag, flags, owners)}"
                 command.context_class(command, info_name=name, parent=ctx).fail(message)
-        return found
+        return resolved
 
 
 def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command], Command]:
@@ -97,9 +97,9 @@ def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command]
         signature = inspect.signature(command)
         options = [_option(name) for name in names or ALL if name not in but]
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        given = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+        own_options = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
         # The last one is ``--json``, and stays there.
-        command.__signature__ = signature.replace(parameters=[*given[:-1], *options, given[-1]])  # type: ignore[attr-defined]
+        command.__signature__ = signature.replace(parameters=[*own_options[:-1], *options, own_options[-1]])  # type: ignore[attr-defined]
         return command
 
     return decorated

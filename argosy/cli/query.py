@@ -38,20 +38,20 @@ def query(
         return
     if not sql:
         raise RunError(f"no query was given. Write one, for example argosy query {directory} 'SELECT * FROM members'.")
-    found = ask(directory, sql)
+    answer = ask(directory, sql)
     if as_json:
-        print_output({"columns": [*found.columns], "rows": [*found.rows]}, every=every, table="rows")
+        print_output({"columns": [*answer.columns], "rows": [*answer.rows]}, every=every, table="rows")
         return
-    rows = found.rows if every else found.rows[:ROWS_SHOWN]
+    rows = answer.rows if every else answer.rows[:ROWS_SHOWN]
     if as_csv:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([found.columns, *rows])
+        csv.writer(text, lineterminator="\n").writerows([answer.columns, *rows])
         lines = text.getvalue().splitlines()
     else:
-        lines = text_table(found.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
+        lines = text_table(answer.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
     print_output("\n".join(lines))
-    if left := len(found.rows) - len(rows):
-        typer.echo(f"and {left} more: --all prints them", err=True)
+    if unshown := len(answer.rows) - len(rows):
+        typer.echo(f"and {unshown} more: --all prints them", err=True)
 
 
 def compare(
@@ -64,5 +64,5 @@ def compare(
     """Compare two configurations over their seeds or folds: the difference of their means, and its 95 % interval."""
     from argosy.running.directory.loading import load_report
 
-    found = load_report(directory).compare(first, second, metric)
-    print_output(found.to_json() if as_json else f"{found}")
+    comparison = load_report(directory).compare(first, second, metric)
+    print_output(comparison.to_json() if as_json else f"{comparison}")

@@ -54,19 +54,19 @@ def status(
         from argosy.running.directory.lock import wait_for_section
 
         wait_for_section(directory)
-    found, search = load_reports(directory)
+    loaded, search = load_reports(directory)
     if not as_json:
-        _print_results_of(found, search, as_json=False, verbose=verbose)
+        _print_results_of(loaded, search, as_json=False, verbose=verbose)
         return
     rows = [
         {"member": row.name, "status": row.status, "epochs": row.epochs, "best_epoch": row.best_epoch, **row.metrics}
-        for row in found.rows
+        for row in loaded.rows
     ]
     trials = {} if search is None else {"trials": search.table()}
-    leader = (search or found).leader
+    leader = (search or loaded).leader
     best = leader.to_json() if leader else None
     print_output(
-        {"status": found.status, "objective": found.objective, "best": best, "members": rows, **trials}, every=verbose
+        {"status": loaded.status, "objective": loaded.objective, "best": best, "members": rows, **trials}, every=verbose
     )
 
 
@@ -113,16 +113,16 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
     """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
     from argosy.running.directory import audit as auditing
 
-    found = auditing.audit(directory)
+    problems = auditing.audit(directory)
     if as_json:
-        print_output({"directory": str(directory), "passes": not found, "found": found}, every=every)
-    elif found:
-        print_output("\n".join([*found, "", "Train these members again, in another directory."]))
+        print_output({"directory": str(directory), "passes": not problems, "found": problems}, every=every)
+    elif problems:
+        print_output("\n".join([*problems, "", "Train these members again, in another directory."]))
     else:
         print_output(
             f"{directory}: every member saw every sample of its epochs exactly once, in order. There is nothing to do."
         )
-    raise typer.Exit(1 if found else 0)
+    raise typer.Exit(1 if problems else 0)
 
 
 def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
@@ -130,14 +130,14 @@ def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, 
     written: dict[str, Any] = {}
     if csv_file is None and figures is None:
         return written
-    found, search = load_reports(directory)
+    loaded, search = load_reports(directory)
     if csv_file == "" and as_json:
-        written["curves"] = [*found.curve_rows()]
+        written["curves"] = [*loaded.curve_rows()]
     elif csv_file is not None:
         text = io.StringIO()
-        table = csv.DictWriter(text, found.curve_columns, lineterminator="\n")
+        table = csv.DictWriter(text, loaded.curve_columns, lineterminator="\n")
         table.writeheader()
-        table.writerows(found.curve_rows())
+        table.writerows(loaded.curve_rows())
         if csv_file:
             file = output_path(Path(csv_file))
             with replacing(file) as new:
@@ -146,7 +146,7 @@ def _write_exports(directory: Path, csv_file: str | None, figures: Path | None, 
         else:
             print_output(text.getvalue().removesuffix("\n"))
     if figures is not None:
-        written["figures"] = [str(file) for file in (search or found).write_figures(figures)]
+        written["figures"] = [str(file) for file in (search or loaded).write_figures(figures)]
     return written
 
 
@@ -156,8 +156,8 @@ def _print_written(written: dict[str, Any], *, as_json: bool, every: bool) -> No
         print_output(written, every=every)
         return
     for name in ("csv", "figures", "page"):
-        found = written.get(name, ())
-        for file in [found] if isinstance(found, str) else found:
+        files = written.get(name, ())
+        for file in [files] if isinstance(files, str) else files:
             print_output(f"Written: {file}")
 
 
@@ -165,30 +165,30 @@ def load_reports(directory: Path) -> "tuple[Report, SearchReport | None]":
     """Return the report of the run in a directory and, if it is a search, the report of its trials."""
     from argosy.running.directory.loading import load_report, search_report_of  # `argosy --help` does not wait for them
 
-    found = load_report(directory)
-    return found, search_report_of(found)
+    loaded = load_report(directory)
+    return loaded, search_report_of(loaded)
 
 
-def _print_results_of(found: "Report", search: "SearchReport | None", *, as_json: bool, verbose: bool) -> None:
+def _print_results_of(report_of_run: "Report", search: "SearchReport | None", *, as_json: bool, verbose: bool) -> None:
     """Print the results of a run that was found in a directory: a search as trials, any other run as members."""
-    again, folder = BEGUN_BY, shlex.quote(str(found.directory))
+    again, folder = BEGUN_BY, shlex.quote(str(report_of_run.directory))
     if search is not None:
         again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
-    print_results(search or found, again, f"{BEGUN_BY}, with --retry-failed", as_json=as_json, verbose=verbose)
+    print_results(search or report_of_run, again, f"{BEGUN_BY}, with --retry-failed", as_json=as_json, verbose=verbose)
 
 
-def summary_of(found: "Report | SearchReport") -> dict[str, Any]:
+def summary_of(results: "Report | SearchReport") -> dict[str, Any]:
     """Return the results, without details of how they were made."""
-    return {key: value for key, value in found.to_json().items() if key not in DETAILS}
+    return {key: value for key, value in results.to_json().items() if key not in DETAILS}
 
 
-def print_results(found: "Report | SearchReport", again: str, fixed: str, *, as_json: bool, verbose: bool) -> None:
+def print_results(results: "Report | SearchReport", again: str, fixed: str, *, as_json: bool, verbose: bool) -> None:
     """Print the results of a run or a search for a program, or the ending for a person; if `verbose` everything, with the costs.
 
     `again` resumes it, and `fixed` continues failed members, which a search does not.
     """
     if as_json:
-        print_output(found.to_json() if verbose else summary_of(found), every=verbose)
+        print_output(results.to_json() if verbose else summary_of(results), every=verbose)
         return
     from argosy.results.report import Report
 
@@ -196,11 +196,13 @@ def print_results(found: "Report | SearchReport", again: str, fixed: str, *, as_
         from argosy.views.tables import report_table, search_table
 
         for table in (
-            [report_table(found)] if isinstance(found, Report) else [search_table(found), report_table(found.run)]
+            [report_table(results)]
+            if isinstance(results, Report)
+            else [search_table(results), report_table(results.run)]
         ):
             print_table(table)
         print_output("")
-    ending = found.ending(again=again, fixed=fixed) if isinstance(found, Report) else found.ending(again=again)
+    ending = results.ending(again=again, fixed=fixed) if isinstance(results, Report) else results.ending(again=again)
     print_output(ending.text(*output_size()))
 
 
@@ -231,13 +233,13 @@ def _fresh_with_names(words: Sequence[str]) -> list[str]:
 
 def _join_option(words: Sequence[str], option: str, is_value: Callable[[str], bool]) -> list[str]:
     """Join an option with the following word if that is its value."""
-    found: list[str] = []
+    joined: list[str] = []
     for word in words:
-        if found[-1:] == [f"{option}="] and is_value(word):
-            found[-1] += word
+        if joined[-1:] == [f"{option}="] and is_value(word):
+            joined[-1] += word
         else:
-            found.append(f"{option}=" if word == option else word)
-    return found
+            joined.append(f"{option}=" if word == option else word)
+    return joined
 
 
 def typed_command() -> str:
@@ -261,9 +263,9 @@ def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
     from argosy.running.directory.loading import load_report
     from argosy.views.html.report import write_report
 
-    found = load_report(directory)
-    goes_on = live and found.status == "running"
-    return write_report(found, timeline(directory), live=goes_on), goes_on
+    loaded = load_report(directory)
+    goes_on = live and loaded.status == "running"
+    return write_report(loaded, timeline(directory), live=goes_on), goes_on
 
 
 def _update_page(directory: Path) -> None:
@@ -278,10 +280,10 @@ def _update_page(directory: Path) -> None:
         while True:
             time.sleep(max(LIVE_SECONDS, took / SHARE))
             began = time.monotonic()
-            found = load_report(directory)
-            if found.status != "running":
+            loaded = load_report(directory)
+            if loaded.status != "running":
                 return
-            write_news(found, timeline(directory))
+            write_news(loaded, timeline(directory))
             took = time.monotonic() - began
     finally:
         _write_page(directory, live=False)

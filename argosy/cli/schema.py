@@ -40,25 +40,25 @@ def guide(topic: Annotated[str, typer.Argument(help="Topic, such as compare; eve
 
 def schema_of(command: str) -> dict[str, Any]:
     """Return the JSON Schema of a command's output, with the definitions that it needs."""
-    found = _schemas()
-    if command not in found["commands"]:
-        known = found["commands"]
+    schemas = _schemas()
+    if command not in schemas["commands"]:
+        known = schemas["commands"]
         raise RunError(
             f"no command {command!r} prints JSON{did_you_mean(command, known)}; choose one of {', '.join(known)}."
         )
     needed: dict[str, Any] = {}
-    left = [found["commands"][command]]
-    while left:
-        for name in _references_in(left.pop()) - needed.keys():
-            needed[name] = found["$defs"][name]
-            left.append(needed[name])
+    todo = [schemas["commands"][command]]
+    while todo:
+        for name in _references_in(todo.pop()) - needed.keys():
+            needed[name] = schemas["$defs"][name]
+            todo.append(needed[name])
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"argosy {command} --json"}
-    return {**head, **found["commands"][command], "$defs": needed}
+    return {**head, **schemas["commands"][command], "$defs": needed}
 
 
 def _schemas() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "schemas.json").read_text(encoding="utf-8"))
-    return found
+    schemas: dict[str, Any] = json.loads((FOLDER / "schemas.json").read_text(encoding="utf-8"))
+    return schemas
 
 
 def _references_in(value: Any) -> set[str]:

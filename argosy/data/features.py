@@ -34,20 +34,20 @@ class Features:
         leaves, tree = sample_leaves(sample)
         with torch.inference_mode():
             if self.unfreeze is None:
-                made = [output[0] for output in flatten(self.network(leaves[0][None]))[0]]
+                outputs = [output[0] for output in flatten(self.network(leaves[0][None]))[0]]
             else:
-                made = [self._cut(leaves[0][None])]
-        return unflatten([*made, *leaves[1:]], tree) if len(made) == 1 else (*made, *leaves[1:])
+                outputs = [self._cut(leaves[0][None])]
+        return unflatten([*outputs, *leaves[1:]], tree) if len(outputs) == 1 else (*outputs, *leaves[1:])
 
     def _cut(self, inputs_B: Tensor) -> dict[str, Any]:
         """Return one sample's output at each cut, by name."""
         assert self.unfreeze is not None and isinstance(self.network, nn.Sequential)
-        found, done = {}, 0
+        by_layer, done = {}, 0
         for layers in sorted(self.unfreeze, reverse=True):
-            cut = len(self.network) - layers
-            inputs_B = self.network[done:cut](inputs_B)
-            found[_name_below(layers)], done = map_leaves(itemgetter(0), inputs_B), cut
-        return found
+            end = len(self.network) - layers
+            inputs_B = self.network[done:end](inputs_B)
+            by_layer[_name_below(layers)], done = map_leaves(itemgetter(0), inputs_B), end
+        return by_layer
 
 
 class Unfrozen(nn.Module):

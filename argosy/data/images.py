@@ -62,19 +62,19 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
             f"image_folder: {root} has the folder {unknown[0]!r}, which is not one of the classes {', '.join(names)}. "
             "Add it to classes=, or remove the folder."
         )
-    found = [
+    images = [
         (str(path.relative_to(root)), names.index(folder.name))
         for folder in folders
         for path in sorted(folder.rglob("*"))
         if path.suffix.lower() in ENDINGS and not path.name.startswith(".")
     ]
-    if not found:
+    if not images:
         what = f"it has {len(folders)} folders and no images" if root.is_dir() else "the folder does not exist"
         raise StudyError(
             f"image_folder: {root}: {what}. Pass a folder that has one folder per class, for example "
             f"{root / 'cat' / '1.jpg'}. Images end in {', '.join(sorted(ENDINGS))}."
         )
-    files, labels = zip(*found, strict=True)
+    files, labels = zip(*images, strict=True)
     return ImageFolder(root=str(root), files=files, labels=labels, classes=names, size=size)
 
 

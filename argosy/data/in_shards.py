@@ -48,12 +48,12 @@ def from_shards(
     Raises:
         StudyError: if there is no shard, or the number of lengths differs from that of shards.
     """
-    found = tuple(shards)
-    if not found:
+    listed = tuple(shards)
+    if not listed:
         raise StudyError("from_shards: there are 0 shards. Pass at least 1, for example a list of files.")
-    if lengths is not None and len(lengths) != len(found):
+    if lengths is not None and len(lengths) != len(listed):
         raise StudyError(
-            f"from_shards: there are {len(found)} shards, but the number of lengths is {len(lengths)}. Pass one "
+            f"from_shards: there are {len(listed)} shards, but the number of lengths is {len(lengths)}. Pass one "
             "length per shard."
         )
-    return FromShards(shards=found, read=read, shard_lengths=None if lengths is None else tuple(map(int, lengths)))
+    return FromShards(shards=listed, read=read, shard_lengths=None if lengths is None else tuple(map(int, lengths)))

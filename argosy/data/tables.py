@@ -95,20 +95,20 @@ def table(
     _check_keywords(target_is, words, like)
     if like is not None:
         return _read_like(like, source, target)
-    found = _columns(source, dict.fromkeys(words, MISSING_MARKS))
+    by_name = _columns(source, dict.fromkeys(words, MISSING_MARKS))
     for name in (target, *words):
-        _check_there(name, found)
-    for name, column in found.items():
+        _check_there(name, by_name)
+    for name, column in by_name.items():
         _check_none_missing(name, column)
         if name in words:
-            found[name] = column.astype(str)
+            by_name[name] = column.astype(str)
         elif name != target or target_is is None:
             _check_no_slips(name, column)
-    by_column = {name: _words(name, column) for name, column in found.items() if name != target}
+    by_column = {name: _words(name, column) for name, column in by_name.items() if name != target}
     if not by_column:
         raise StudyError(f"table: the target {target!r} is the only column. Pass a table that has features.")
-    classes, targets = _targets(target, found[target], target_is)
-    features = _features(found, by_column)
+    classes, targets = _targets(target, by_name[target], target_is)
+    features = _features(by_name, by_column)
     return Table(inputs=_stack(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
 
 
@@ -117,14 +117,14 @@ def _read_like(like: Table, source: Any, target: str) -> Table:
     known = {name: words for name, words in like.words.items() if words is not None}
     if any(isinstance(one, str) for one in like.classes):
         known[target] = like.classes
-    found = _columns(source, known)
-    for name in (*like.words, *([target] if target in found else [])):
-        _check_there(name, found)
-        _check_none_missing(name, found[name])
+    by_name = _columns(source, known)
+    for name in (*like.words, *([target] if target in by_name else [])):
+        _check_there(name, by_name)
+        _check_none_missing(name, by_name[name])
         if name in known:
-            found[name] = _as_known_words(name, found[name], known[name])
-    features = _features(found, like.words)
-    column = found.get(target, like.targets[:0])
+            by_name[name] = _as_known_words(name, by_name[name], known[name])
+    features = _features(by_name, like.words)
+    column = by_name.get(target, like.targets[:0])
     targets = _class_numbers(target, column, like.classes) if like.classes else _as_numbers(target, column)
     return replace(like, inputs=_stack(features), targets=targets)
 
@@ -157,13 +157,13 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
         source = _read_parquet(user_path(source), names)
-    found = _columns(source, {}) if isinstance(source, str | Path) else source
-    there = _names(found)
-    _check_once([str(name) for name in there if str(name) in names])
-    by_name = {str(name): name for name in there}
+    columns_of = _columns(source, {}) if isinstance(source, str | Path) else source
+    available = _names(columns_of)
+    _check_once([str(name) for name in available if str(name) in names])
+    by_name = {str(name): name for name in available}
     for name in names:
         _check_there(name, by_name)
-    return tuple(_rows(name, found[by_name[name]]) for name in names)
+    return tuple(_rows(name, columns_of[by_name[name]]) for name in names)
 
 
 def _rows(name: str, column: Any) -> Column:
@@ -186,19 +186,19 @@ def _rows(name: str, column: Any) -> Column:
 
 def _names(source: Any) -> list[Any]:
     """Return column names as the source has them; in a DataFrame made from an array they are numbers."""
-    found = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
-    if found is None:
+    names = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
+    if names is None:
         raise StudyError(
             f"table: source is {describe_value(source)}, which has no named columns. Pass a .csv or .parquet file, a "
             "DataFrame, an Arrow table or a dict of columns. For arrays, use Data(arrays=(x, y))."
         )
-    return list(found)
+    return list(names)
 
 
-def _check_there(name: str, found: Iterable[str]) -> None:
-    if name not in found:
+def _check_there(name: str, names: Iterable[str]) -> None:
+    if name not in names:
         raise StudyError(
-            f"table: unknown column {name!r}{did_you_mean(name, found)}; choose one of {', '.join(map(repr, found))}."
+            f"table: unknown column {name!r}{did_you_mean(name, names)}; choose one of {', '.join(map(repr, names))}."
         )
 
 
@@ -215,15 +215,15 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
         if path.suffix == ".parquet":
             return _columns(_read_parquet(path), words)
         try:
-            found = _read_csv(path, words)
+            by_name = _read_csv(path, words)
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
         _check_once(map(str, _names(source)))
-        found = {str(name): _as_numeric(np.asarray(source[name])) for name in _names(source)}
-    if not found or not len(next(iter(found.values()))):
+        by_name = {str(name): _as_numeric(np.asarray(source[name])) for name in _names(source)}
+    if not by_name or not len(next(iter(by_name.values()))):
         raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
-    return found
+    return by_name
 
 
 def _read_csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
@@ -256,8 +256,8 @@ def _read_parquet(path: Path, names: Sequence[str] | None = None) -> Any:
         ) from error
     try:
         if names is not None:
-            there = parquet.read_schema(path).names
-            names = [name for name in names if name in there] or there
+            available = parquet.read_schema(path).names
+            names = [name for name in names if name in available] or available
         return parquet.read_table(path, columns=names)
     except (OSError, ValueError) as error:  # Arrow raises ValueError for damaged files
         raise _unreadable(path, error) from error
@@ -369,13 +369,13 @@ def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
         )
 
 
-def _features(found: Mapping[str, Column], by_column: Mapping[str, tuple[str, ...] | None]) -> dict[str, Column]:
+def _features(by_name: Mapping[str, Column], by_column: Mapping[str, tuple[str, ...] | None]) -> dict[str, Column]:
     features: dict[str, Column] = {}
     for name, words in by_column.items():
         if words is None:
-            features[name] = _as_numbers(name, found[name])
+            features[name] = _as_numbers(name, by_name[name])
         else:
-            features |= {f"{name}={word}": found[name] == word for word in words}
+            features |= {f"{name}={word}": by_name[name] == word for word in words}
     return features
 
 

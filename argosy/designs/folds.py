@@ -55,14 +55,14 @@ def kfold(
             "Remove repeats=."
         )
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
-    found = []
+    members = []
     for repeat in range(repeats):
         fold_N = _fold_of_each(folds, samples, stratify, groups, random)
         index_N = _indices(len(fold_N))
         for fold in range(folds):
             name = f"fold={fold}" if repeats == 1 else f"repeat={repeat}-fold={fold}"
-            found.append(_on("argosy.kfold", member, name, index_N[fold_N != fold], index_N[fold_N == fold]))
-    return found
+            members.append(_on("argosy.kfold", member, name, index_N[fold_N != fold], index_N[fold_N == fold]))
+    return members
 
 
 @known_keywords("argosy.bootstrap")
@@ -72,24 +72,24 @@ def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0
     for name, value, least in (("times", times, 1), ("samples", samples, 2), ("seed", seed, 0)):
         check_whole(f"argosy.bootstrap: {name}", value, least=least)
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
-    made, index_N = [], _indices(samples)
+    members, index_N = [], _indices(samples)
     for number in range(times):
         drawn = np.sort(random.randint(samples, size=samples))
-        left = np.setdiff1d(np.arange(samples), drawn)
-        made.append(_on("argosy.bootstrap", member, f"bootstrap={number}", index_N[drawn], index_N[left]))
-    return made
+        out_of_bag = np.setdiff1d(np.arange(samples), drawn)
+        members.append(_on("argosy.bootstrap", member, f"bootstrap={number}", index_N[drawn], index_N[out_of_bag]))
+    return members
 
 
 def _fold_of_each(
     folds: int, samples: int | None, stratify: Any, groups: Any, random: np.random.RandomState
 ) -> Indices:
     """Return the number of each sample's fold."""
-    given = [
+    keywords = [
         name for name, value in (("samples", samples), ("stratify", stratify), ("groups", groups)) if value is not None
     ]
-    if len(given) != 1:
+    if len(keywords) != 1:
         raise StudyError(
-            f"argosy.kfold was given {' and '.join(f'{name}=' for name in given) or 'no samples'}. Pass exactly one "
+            f"argosy.kfold was given {' and '.join(f'{name}=' for name in keywords) or 'no samples'}. Pass exactly one "
             "of stratify= (a label for each training sample), groups= (a group for each sample) and samples= (the "
             "number of samples)."
         )
@@ -125,8 +125,8 @@ def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indic
     for group in drawn[np.argsort(-counts[drawn], kind="stable")]:
         fold_of[group] = sizes.argmin()
         sizes[fold_of[group]] += counts[group]
-    found: Indices = fold_of[group_N]
-    return found
+    fold_N: Indices = fold_of[group_N]
+    return fold_N
 
 
 def _dealt(order: Indices, folds: int) -> Indices:
@@ -142,10 +142,10 @@ def _indices(samples: int) -> npt.NDArray[np.object_]:
 
 
 def _on(
-    function: str, given: OnSamples, what: str, train: npt.NDArray[np.object_], val: npt.NDArray[np.object_]
+    function: str, samples: OnSamples, what: str, train: npt.NDArray[np.object_], val: npt.NDArray[np.object_]
 ) -> Member:
     """Return the member on these samples."""
-    member = given if isinstance(given, Member) or not callable(given) else given(train.astype(np.int64))
+    member = samples if isinstance(samples, Member) or not callable(samples) else samples(train.astype(np.int64))
     _check_member(function, member)
     return repeated(member, what, overlap=len(val) / len(train), subset=train.tolist(), val_subset=val.tolist())
 

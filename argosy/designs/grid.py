@@ -72,10 +72,10 @@ def _axis(axis: str, values: Any) -> list[Any]:
         raise StudyError(
             f"argosy.grid: {axis} is {describe_value(values)}; it must be a list of the values to try, for example [0.1, 0.01]."
         )
-    found = list(values)
-    if not found:
+    options = list(values)
+    if not options:
         raise StudyError(f"argosy.grid: {axis} has no values, so the grid is empty. Pass at least one value.")
-    return found
+    return options
 
 
 def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:

@@ -66,11 +66,11 @@ def _decoder(infinite: bool) -> json.JSONDecoder:
 
 
 def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    as_dict = dict(pairs)
+    if len(as_dict) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"it has the key {_shorten(repr(next(key for key in keys if keys.count(key) > 1)))} twice")
-    return found
+    return as_dict
 
 
 def _finite(text: str) -> float:
@@ -241,13 +241,13 @@ def _fields(kind: Any) -> Read:
             raise _refused(value, where, "an object")
         if not needed <= value.keys():
             raise ValueError(f"{where} lacks {', '.join(sorted(needed - value.keys()))}")
-        found = {}
+        values = {}
         for name, item in value.items():
             if name in readers:
-                found[name] = readers[name](item, name, strange)
+                values[name] = readers[name](item, name, strange)
             else:
                 strange.add(_shorten(f"{kind.__name__}.{name}"))
-        return kind(**found)
+        return kind(**values)
 
     return read
 

@@ -26,12 +26,12 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
     for folder in parent.glob(f"argosy-{kind}-*"):
         if is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"argosy-{kind}-", dir=parent) as made:
-        lock = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
+    with tempfile.TemporaryDirectory(prefix=f"argosy-{kind}-", dir=parent) as created:
+        lock = os.open(created, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # a disk without locks, on which nothing counts as left
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(made)
+            yield Path(created)
         finally:
             os.close(lock)
 

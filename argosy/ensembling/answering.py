@@ -19,15 +19,17 @@ def answer(network: nn.Module, inputs: Any) -> Any:
 
     If the output has an attribute ``logits``, as with Hugging Face, that is returned.
     """
-    made = call_network(network, inputs)
-    made = getattr(made, "logits", made)
-    leaves, tree = flatten(made)
+    output = call_network(network, inputs)
+    output = getattr(output, "logits", output)
+    leaves, tree = flatten(output)
     wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
     if leaves and not wrong:
-        return made
-    found = type(made).__name__ if tree is None or not wrong else f"{format_structure(tree)} with {', '.join(wrong)}"
+        return output
+    returned = (
+        type(output).__name__ if tree is None or not wrong else f"{format_structure(tree)} with {', '.join(wrong)}"
+    )
     raise RunError(
-        f"a network returned {found}, but predictions must be tensors. Return a tensor, or a tuple or dict of "
+        f"a network returned {returned}, but predictions must be tensors. Return a tensor, or a tuple or dict of "
         "tensors, in eval(), or call report.member(name).load() and pick the tensor from its output."
     )
 
@@ -39,33 +41,33 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
     if the network accepts none of the sizes.
     """
     leaves, tree = flatten(inputs)
-    rows, found = len(leaves[0]), ""
+    rows, problem = len(leaves[0]), ""
     cause: BaseException | None = None
     for size in dict.fromkeys((rows, *sizes)):
         places = torch.arange(-(-rows // size) * size, device=leaves[0].device)
         # The last batch repeats its own rows, so that it contains none of another batch.
         places = torch.where(places < rows, places, rows - rows % size + (places - rows) % max(rows % size, 1))
         try:
-            made = [
+            answers = [
                 flatten(answer(network, inputs if size == rows else unflatten([leaf[part] for leaf in leaves], tree)))
                 for part in places.view(-1, size)
             ]
         except RunError:
             raise
         except USER_ERRORS as error:  # the user's code
-            found, cause = found or f"raised {error!r}", cause or error
+            problem, cause = problem or f"raised {error!r}", cause or error
             continue
-        wrong = [tuple(output.shape) for outputs, _ in made for output in outputs if output.shape[:1] != (size,)]
+        wrong = [tuple(output.shape) for outputs, _ in answers for output in outputs if output.shape[:1] != (size,)]
         if not wrong:
-            parts = zip(*(outputs for outputs, _ in made), strict=True)
-            return unflatten([torch.cat(part)[:rows] for part in parts], made[0][1])
-        found = found or f"returned a tensor of shape {wrong[0]}"
+            parts = zip(*(outputs for outputs, _ in answers), strict=True)
+            return unflatten([torch.cat(part)[:rows] for part in parts], answers[0][1])
+        problem = problem or f"returned a tensor of shape {wrong[0]}"
     others = ", ".join(str(size) for size in dict.fromkeys(sizes) if size != rows)
-    given = ", ".join(f"{[*leaf.shape[1:]]} of {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
+    inputs_described = ", ".join(f"{[*leaf.shape[1:]]} of {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
     raise RunError(
-        f"a network {found} for a batch of {rows} "
+        f"a network {problem} for a batch of {rows} "
         f"samples{others and f', and also fails for validation batches of {others}'}. Each sample "
-        f"was {given}: pass samples with the shapes and dtypes of the study's. The network must take inputs as "
+        f"was {inputs_described}: pass samples with the shapes and dtypes of the study's. The network must take inputs as "
         "Data.on_device returns them, not as a member's step makes them, and return one row per sample in eval(); "
         "for other networks, call report.member(name).load() on batches of your own."
     ) from cause

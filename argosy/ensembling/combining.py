@@ -40,9 +40,9 @@ def check_same_structure(outputs: Mapping[str, Any]) -> None:
     """Raise RunError if the outputs of several networks, given by name, differ in structure or shape; not to be called during tracing."""
     shapes = {name: repr(map_leaves(lambda leaf: tuple(leaf.shape[1:]), output)) for name, output in outputs.items()}
     if len({*shapes.values()}) > 1:
-        found = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        described = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         raise RunError(
-            f"members of one ensemble return outputs of different shapes for a sample: {found}. Choose members that "
+            f"members of one ensemble return outputs of different shapes for a sample: {described}. Choose members that "
             "answer the same question, with members=."
         )
 
@@ -55,9 +55,9 @@ def combine_per_output(combine: Combines, structure: Structure) -> list[Combine]
         keys, parts = structure[1] or range(len(structure[2])), structure[2]
         if isinstance(combine, str):
             return [one for part in parts for one in combine_per_output(combine, part)]
-        given = combine if isinstance(combine, Mapping) else dict(enumerate(combine))
-        if given.keys() == {*keys}:
-            return [one for key, part in zip(keys, parts, strict=True) for one in combine_per_output(given[key], part)]
+        by_key = combine if isinstance(combine, Mapping) else dict(enumerate(combine))
+        if by_key.keys() == {*keys}:
+            return [one for key, part in zip(keys, parts, strict=True) for one in combine_per_output(by_key[key], part)]
     raise RunError(
         f"combine={combine!r} does not match the outputs of these networks, {format_structure(structure)}. Pass one word for "
         "all outputs, or one for each in the structure that the networks return: a tuple for a tuple, else a dict."
@@ -100,9 +100,9 @@ def quantiles(outputs_MB: Tensor, weights_M: Tensor, shares: Sequence[float]) ->
     sorted_MB, order_MB = outputs_MB.sort(dim=0)
     behind_MB = weights_M[order_MB].cumsum(dim=0)
     # Rounding may leave a sum of weights just below its share.
-    found = [(behind_MB < share - 1e-6).sum(dim=0, keepdim=True) for share in shares]
+    numbers = [(behind_MB < share - 1e-6).sum(dim=0, keepdim=True) for share in shares]
     last = len(outputs_MB) - 1
-    return torch.cat([sorted_MB.gather(0, number.clamp(max=last)) for number in found])
+    return torch.cat([sorted_MB.gather(0, number.clamp(max=last)) for number in numbers])
 
 
 def _mean(values_MB: Tensor, weights_M: Tensor) -> Tensor:

@@ -116,28 +116,28 @@ class Ensemble(nn.Module):
 
         The file contains no code, so for an ensemble that prepares its inputs, pass `preparation` again.
         """
-        found, by_name = (
+        content, by_name = (
             checkpoint.load(user_path(path).resolve(), key="networks"),
             {member.name: member for member in members},
         )
-        states = found.pop("networks")
+        states = content.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(
                 f"{path} is an ensemble of {', '.join(states)}, but no given member builds {missing[0]!r}. Pass the "
                 "members of its study: Ensemble.load(path, study.members)."
             )
-        if found.pop("preprocesses", False) and preparation is None:
+        if content.pop("preprocesses", False) and preparation is None:
             raise RunError(
                 f"{path} is an ensemble with preprocess=True, but Data.on_device is code, which the file does not "
                 "hold. Pass it again: Ensemble.load(path, study.members, preparation=preparation_of(study)), from "
                 "argosy.ensembling.predict."
             )
-        seeds = found.get("seeds") or [0] * len(states)
+        seeds = content.get("seeds") or [0] * len(states)
         networks = {
             name: network_with_weights(by_name[member_of(name)], state, seed)
             for (name, state), seed in zip(states.items(), seeds, strict=True)
         }
-        return cls(networks, **found, preparation=preparation).eval()
+        return cls(networks, **content, preparation=preparation).eval()
 
 
 def snapshot_name(member: str, epochs: float) -> str:

@@ -77,10 +77,10 @@ def _trunk(features: Features, network: nn.Module) -> str:
 
 def _dataset(study: Study) -> str:
     """Return the name of the training data's class or function."""
-    given = study.data.train
-    given = given.dataset if isinstance(given, Features) else given
-    made = getattr(given, "func", given)
-    return "arrays" if given is None else getattr(made, "__qualname__", type(made).__qualname__)
+    dataset = study.data.train
+    dataset = dataset.dataset if isinstance(dataset, Features) else dataset
+    factory = getattr(dataset, "func", dataset)
+    return "arrays" if dataset is None else getattr(factory, "__qualname__", type(factory).__qualname__)
 
 
 def _scores(network: nn.Module) -> dict[str, float]:

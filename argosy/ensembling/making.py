@@ -96,16 +96,16 @@ def make_cross_validated(
     """
     score, names = scores_of_numbers if combine == "mean" else scores_of_classes, list(networks)
     try:
-        found = [
+        answers = [
             _held_out_predictions({name: network}, predicted, combine)
             for (name, network), predicted in zip(networks.items(), held_out, strict=True)
         ]
     except RunError as error:
         return make_uniform(networks, seeds, combine, note=f"no scores: {error}")
-    whole = torch.cat([answer for answer, _ in found]), torch.cat([target for _, target in found])
+    whole = torch.cat([answer for answer, _ in answers]), torch.cat([target for _, target in answers])
     rows: list[dict[str, Any]] = [
         {"network": name, "weight": 1 / len(names), "samples": len(target), **score(answer, target)}
-        for name, (answer, target) in zip(["out of fold", *names], [whole, *found], strict=True)
+        for name, (answer, target) in zip(["out of fold", *names], [whole, *answers], strict=True)
     ]
     rows[0]["weight"] = None
     return make_uniform(networks, seeds, combine, note=APART, scores=rows)

@@ -29,9 +29,9 @@ def network_with_weights(
         load_weights(network, weights, torch.device("cpu"), late=late)
     except RuntimeError as error:
         first, *lines = str(error).splitlines()  # torch lists the mismatches after the first line
-        told = (lines or [first])[0].strip().rstrip(".")
+        problem = (lines or [first])[0].strip().rstrip(".")
         raise RunError(
-            f"the network that the study builds for member {member.name!r} is not the one that was trained: {told}. "
+            f"the network that the study builds for member {member.name!r} is not the one that was trained: {problem}. "
             "Pass the run's own study."
         ) from error
     return network.eval()

@@ -132,8 +132,8 @@ def example_split(study: Study) -> str:
 def features_of(study: Study) -> Features | None:
     """Return the study's samples from `argosy.data.features`, with their frozen network; None if it uses none."""
     with preserve_random_states():
-        found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
-    return found if isinstance(found, Features) else None
+        source = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
+    return source if isinstance(source, Features) else None
 
 
 def check_features(study: Study, samples: Data) -> None:
@@ -149,11 +149,11 @@ def check_features(study: Study, samples: Data) -> None:
     known_inputs, given_inputs = (_shapes_of_inputs(layout) for layout in (known, given))
     if given_inputs != known_inputs:
         name = type(features.network).__name__
-        cut = "" if features.unfreeze is None else f", unfreeze={features.unfreeze}"
+        argument = "" if features.unfreeze is None else f", unfreeze={features.unfreeze}"
         of_a_tensor = ", or trunk(x) for a tensor" if features.unfreeze is None else ""
         raise RunError(
             f"samples to predict have inputs of shape {given_inputs}, but these networks take {known_inputs}, the "
-            f"output of the study's frozen {name}. Pass argosy.data.features(samples, trunk{cut}), with a Dataset and "
+            f"output of the study's frozen {name}. Pass argosy.data.features(samples, trunk{argument}), with a Dataset and "
             f"the {name}{of_a_tensor}."
         )
 
@@ -181,12 +181,12 @@ def make_preparer(study: Study, device: torch.device | str) -> Callable[[Any], A
     on_device = study.data.on_device
     if on_device is None:
         return None
-    found = cache(partial(preparation_of, study, device))
+    prepare = cache(partial(preparation_of, study, device))
 
     def prepared(batch: Any) -> Any:
         if inputs_and_target(batch)[1] is not None:
             return on_device(batch)
-        preparation = found()
+        preparation = prepare()
         assert preparation is not None
         return (preparation.inputs(batch),)
 
@@ -261,11 +261,11 @@ def _join_rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
 
 def _open_source(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
-    found = open_split(data, split, seed=seed, heartbeat=heartbeat)
+    opened = open_split(data, split, seed=seed, heartbeat=heartbeat)
     # Read samples that a run has kept, but keep no more: only runs have a budget for that.
-    cache = RowCache(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
+    cache = RowCache(most_bytes=None if isinstance(opened, Spool) else 0) if data.keep else None
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    source = probe_split(found, split, data, prover, seed=seed, heartbeat=heartbeat)
+    source = probe_split(opened, split, data, prover, seed=seed, heartbeat=heartbeat)
     open_kept_rows({split: source}, most_bytes=0)
     return source
 

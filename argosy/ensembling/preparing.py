@@ -49,17 +49,17 @@ class InputPreparation:
         """
         if isinstance(inputs, Mapping) and self.layout.tree is not None and self.layout.tree[1] is not None:
             inputs = {key: inputs[key] for key in self.layout.tree[1] if key in inputs}  # in the study's order
-        leaves, given = flatten(inputs)
+        leaves, structure = flatten(inputs)
         lacking = len(leaves) < len(self.layout.shapes)
         missing = _target_leaves(self.layout.tree) if lacking else [False] * len(leaves)
         if len(leaves) + sum(missing) != len(self.layout.shapes):
             raise RunError(
-                f"samples to predict have the structure {format_structure(given)}, but Data.on_device takes the study's, "
+                f"samples to predict have the structure {format_structure(structure)}, but Data.on_device takes the study's, "
                 f"{format_structure(self.layout.tree)}. Pass samples in the study's structure, with or without the target."
             )
         if lacking and self.needs_target:
             raise RunError(
-                f"samples to predict have the structure {format_structure(given)}, without a target, but Data.on_device also "
+                f"samples to predict have the structure {format_structure(structure)}, without a target, but Data.on_device also "
                 "uses the target to make the network's inputs. Pass them with it, as in the study: "
                 f"{format_structure(self.layout.tree)}."
             )
@@ -69,8 +69,8 @@ class InputPreparation:
             torch.zeros(rows, *shape, dtype=dtype, device=device) if is_missing else next(left).clone()
             for is_missing, shape, dtype in zip(missing, self.layout.shapes, self.layout.dtypes, strict=True)
         ]
-        made = inputs_and_target(self.on_device(unflatten(whole, self.layout.tree)))[0]
-        return _without_labels(made) if lacking else made
+        prepared = inputs_and_target(self.on_device(unflatten(whole, self.layout.tree)))[0]
+        return _without_labels(prepared) if lacking else prepared
 
     def __deepcopy__(self, memo: object) -> "InputPreparation":
         return self
@@ -97,7 +97,7 @@ def _target_leaves(tree: Structure) -> list[bool]:
         return [False]
     _, keys, parts = tree
     of_target = [part > 0 if keys is None else keys[part] == "labels" for part in range(len(parts))]
-    return [found for found, part in zip(of_target, parts, strict=True) for _ in _target_leaves(part)]
+    return [is_target for is_target, part in zip(of_target, parts, strict=True) for _ in _target_leaves(part)]
 
 
 class Prepared(nn.Module):

@@ -60,7 +60,7 @@ def greedy_weights(terms_MN: Tensor, losses: Losses) -> list[float]:
     rows = max(PART // max(terms_MN[0].numel(), 1), 1)
     parts = [terms_MN[start : start + rows] for start in range(0, len(terms_MN), rows)]
     total, counts = torch.zeros_like(terms_MN[0]), [0] * len(terms_MN)
-    best, found = math.inf, counts
+    best, best_counts = math.inf, counts
     for size in range(1, ROUNDS + 1):
         losses_M = torch.cat([losses((total + part) / size) for part in parts])
         losses_M = losses_M.nan_to_num(nan=math.inf)  # a diverged network has NaN
@@ -68,8 +68,8 @@ def greedy_weights(terms_MN: Tensor, losses: Losses) -> list[float]:
         total = total + terms_MN[added]
         counts[added] += 1
         if losses_M[added] < best or size == 1:
-            best, found = float(losses_M[added]), counts.copy()
-    return [count / sum(found) for count in found]
+            best, best_counts = float(losses_M[added]), counts.copy()
+    return [count / sum(best_counts) for count in best_counts]
 
 
 def bagged_weights(terms_MN: Tensor, losses: Losses, seed: int) -> list[float]:

@@ -121,8 +121,8 @@ class Trained:
         preparation = study.data.on_device if samples is None else make_preparer(study, device_of(network))
         if prepares_itself(network):
             preparation = None
-        found = predict([network], data, seed=study.seed, preparation=preparation, sizes=_batch_sizes(study))
-        return found.outputs[0] if len(found.indices) == found.length else _with_gaps(found)
+        predicted = predict([network], data, seed=study.seed, preparation=preparation, sizes=_batch_sizes(study))
+        return predicted.outputs[0] if len(predicted.indices) == predicted.length else _with_gaps(predicted)
 
     def ensemble(
         self,
@@ -137,9 +137,9 @@ class Trained:
         """Implement `Networks.ensemble`; without `combine`, the combination that fits the losses is used."""
         for way in [] if combine is None else flatten(combine)[0]:
             check_choice("report.ensemble: combine", way, get_args(Combine))
-        found = self._combined(names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate)
-        found.preparation = preparation_of(self.known_study()) if preprocess else None
-        return found
+        combined = self._combined(names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate)
+        combined.preparation = preparation_of(self.known_study()) if preprocess else None
+        return combined
 
     def _combined(
         self, names: Sequence[str], *, combine: Combines | None, select: Select, snapshots: bool, calibrate: bool
@@ -162,9 +162,9 @@ class Trained:
             )
         shared = study.data.has_val and _share_validation(members)
         if not shared and (select is not None or calibrate):
-            found = "have different validation samples" if study.data.has_val else "have no validation samples"
+            problem = "have different validation samples" if study.data.has_val else "have no validation samples"
             raise RunError(
-                f"members {format_names(map(repr, names))} {found}, but select= and calibrate= need the same ones for all. "
+                f"members {format_names(map(repr, names))} {problem}, but select= and calibrate= need the same ones for all. "
                 "Remove these arguments, or choose members that share validation samples, with members=."
             )
         if not study.data.has_val:
@@ -205,10 +205,10 @@ class Trained:
 
         Only what selection needs of each network's outputs is kept, because there may be thousands of snapshots.
         """
-        found = {name: network for member in networks for name, network in self._snapshots(member).items()}
-        if not found:
+        snapshots = {name: network for member in networks for name, network in self._snapshots(member).items()}
+        if not snapshots:
             return networks, []
-        every = networks | found
+        every = networks | snapshots
         subset = self.known_study().member(next(iter(networks))).val_subset
         weights = weights_of(
             self._predict_validation([*every.values()], subset, make_reducer(combine)).outputs, combine, how
@@ -224,13 +224,13 @@ class Trained:
         study, state = self.known_study(), self.state.member(name)
         if study.ensemble is None or not study.ensemble.snapshot_bytes:
             return {}
-        member, sections, found = study.member(name), study.validations_per_epoch, dict[str, nn.Module]()
+        member, sections, networks = study.member(name), study.validations_per_epoch, dict[str, nn.Module]()
         best = None if state.best is None else (state.best.epoch, state.best.section)
         for at, weights in self._kept_weights(state).items():
             if at != best:
                 label = snapshot_name(name, at[0] + (at[1] + 1) / sections)
-                found[label] = network_with_weights(member, weights, effective_seed(member, study.seed))
-        return found
+                networks[label] = network_with_weights(member, weights, effective_seed(member, study.seed))
+        return networks
 
     def _kept_weights(self, state: MemberState) -> Mapping[tuple[int, int], Mapping[str, Any]]:
         for saved in reversed(state.saved):

@@ -121,10 +121,10 @@ def check_factory(what: str, value: Any, kind: str) -> None:
 
 def check_same_classes(train: Any, val: Any) -> None:
     """Raise StudyError if both Datasets list their classes, as image folders do, and number them differently."""
-    there, here = _class_names(train), _class_names(val)
-    if there and here and there != here:
+    train_classes, val_classes = _class_names(train), _class_names(val)
+    if train_classes and val_classes and train_classes != val_classes:
         raise StudyError(
-            f"Data.val has {len(here)} classes ({_first_few(here)}) and Data.train has {len(there)} ({_first_few(there)}), so the same number would mean "
+            f"Data.val has {len(val_classes)} classes ({_first_few(val_classes)}) and Data.train has {len(train_classes)} ({_first_few(train_classes)}), so the same number would mean "
             "different classes. Use the same classes for both, for example argosy.data.image_folder(..., classes=train.classes)."
         )
 
@@ -132,8 +132,8 @@ def check_same_classes(train: Any, val: Any) -> None:
 def _class_names(dataset: Any) -> list[Any]:
     """Return its ``classes`` if these are distinct names; in some Datasets the attribute holds the class of each sample."""
     classes = getattr(dataset, "classes", None)
-    found = list(classes) if isinstance(classes, list | tuple) else []
-    return found if len({str(one) for one in found}) == len(found) else []
+    names = list(classes) if isinstance(classes, list | tuple) else []
+    return names if len({str(one) for one in names}) == len(names) else []
 
 
 def _first_few(classes: Any) -> str:
@@ -142,16 +142,16 @@ def _first_few(classes: Any) -> str:
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
     """Raise StudyError unless a function takes this number of arguments and these keywords; functions without a signature pass."""
-    given = function if isinstance(function, partial) else partial(function)
+    bound = function if isinstance(function, partial) else partial(function)
     try:
-        signature = signature_of(given.func)
-        signature.bind_partial(*given.args, **given.keywords)
+        signature = signature_of(bound.func)
+        signature.bind_partial(*bound.args, **bound.keywords)
     except (TypeError, ValueError):
         return  # a builtin without a signature, or a partial that binds what its function does not take: the call says so
     try:
-        signature.bind(*given.args, *[None] * arguments, **{**given.keywords, **dict.fromkeys(keywords)})
+        signature.bind(*bound.args, *[None] * arguments, **{**bound.keywords, **dict.fromkeys(keywords)})
     except TypeError as error:
-        name = getattr(given.func, "__qualname__", type(given.func).__name__)
+        name = getattr(bound.func, "__qualname__", type(bound.func).__name__)
         count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"
         raise StudyError(
             f"{what} is {name}, which cannot be called with {count} ({error}); it must be {wanted}."
@@ -224,8 +224,10 @@ def check_arrays(what: str, arrays: Any) -> None:
             )
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) != 1 or 0 in lengths:
-        found = ", ".join(map(str, lengths)) or "no"
-        raise StudyError(f"{what}: its arrays have {found} rows; all must have the same number of rows, at least 1.")
+        described = ", ".join(map(str, lengths)) or "no"
+        raise StudyError(
+            f"{what}: its arrays have {described} rows; all must have the same number of rows, at least 1."
+        )
 
 
 def check_unmasked(what: str, array: Any) -> None:

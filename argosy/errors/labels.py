@@ -22,34 +22,34 @@ def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
 
     Raises StudyError if labels are missing (None, NaN, NaT, NA, masked), have types without a common order, or have more than one dimension.
     """
-    found = _check_one_per_row(what, values)
-    if isinstance(values, list | tuple) and found.dtype.kind in "US":
+    labels = _check_one_per_row(what, values)
+    if isinstance(values, list | tuple) and labels.dtype.kind in "US":
         # NumPy has made strings of a NaN or a number among strings.
-        found = np.fromiter(values, dtype=object, count=len(values))
-    check_none_missing(what, values, found)
-    if found.dtype != object:
-        return found
-    _check_ordered(what, found)
-    return _check_one_per_row(what, found.tolist())  # as the type that all of them have, where NumPy has one for it
+        labels = np.fromiter(values, dtype=object, count=len(values))
+    check_none_missing(what, values, labels)
+    if labels.dtype != object:
+        return labels
+    _check_ordered(what, labels)
+    return _check_one_per_row(what, labels.tolist())  # as the type that all of them have, where NumPy has one for it
 
 
-def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
-    """Raise StudyError if some rows have missing values; `found` holds the values as an array ``[N, …]``."""
-    missing = np.zeros(found.shape, bool)
-    if found.dtype == object:
-        missing = np.vectorize(is_missing, otypes=[bool])(found)
-    elif found.dtype.kind in "fcmMV":
-        missing = found != found
+def check_none_missing(what: str, values: Any, array: npt.NDArray[Any]) -> None:
+    """Raise StudyError if some rows have missing values; `array` holds the values ``[N, …]``."""
+    missing = np.zeros(array.shape, bool)
+    if array.dtype == object:
+        missing = np.vectorize(is_missing, otypes=[bool])(array)
+    elif array.dtype.kind in "fcmMV":
+        missing = array != array
     if isinstance(values, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(values)
         missing = missing | (mask != np.zeros((), mask.dtype))  # of records, the mask has one flag for each field
-    rows = np.flatnonzero(missing.reshape(len(found), -1).any(1)).tolist()
+    rows = np.flatnonzero(missing.reshape(len(array), -1).any(1)).tolist()
     if rows:
         named = (
             f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:SHOWN]))}{', …' if len(rows) > SHOWN else ''}"
         )
         raise StudyError(
-            f"{what} has no value for {len(rows)} of its {len(found)} samples ({named}; counted from 0). Give these samples a "
+            f"{what} has no value for {len(rows)} of its {len(array)} samples ({named}; counted from 0). Give these samples a "
             "value of their own, or remove them."
         )
 
@@ -68,10 +68,10 @@ def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def _check_one_per_row(what: str, values: Any) -> npt.NDArray[Any]:
-    found = rows_of(what, values)
-    if found.ndim != 1 or not len(found):
-        raise StudyError(f"{what} has shape {found.shape}. Pass one value per sample, in one dimension.")
-    return found
+    rows = rows_of(what, values)
+    if rows.ndim != 1 or not len(rows):
+        raise StudyError(f"{what} has shape {rows.shape}. Pass one value per sample, in one dimension.")
+    return rows
 
 
 def is_missing(value: Any) -> bool:
@@ -83,15 +83,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, Number | np.generic) and bool(value != value)
 
 
-def _check_ordered(what: str, found: npt.NDArray[Any]) -> None:
+def _check_ordered(what: str, labels: npt.NDArray[Any]) -> None:
     """Raise StudyError unless different objects are ordered: of two sets neither may be less, so sorting would group them arbitrarily."""
     try:
-        ordered = all(bool(one < other) for one, other in pairwise(sorted(set(found))))
+        ordered = all(bool(one < other) for one, other in pairwise(sorted(set(labels))))
     except Exception:  # the user's code: __hash__, __eq__ and __lt__ of labels
         ordered = False
     if not ordered:
         raise StudyError(
-            f"{what} has values of the types {_types(found)}, which cannot be compared with each other. Use one type for all, "
+            f"{what} has values of the types {_types(labels)}, which cannot be compared with each other. Use one type for all, "
             "for example strings: [str(label) for label in labels]."
         )
 

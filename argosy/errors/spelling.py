@@ -119,11 +119,11 @@ def close_matches(word: str, known: Iterable[str]) -> list[str]:
     # Members of grids and repetitions are also found by what comes before their parameters.
     for written, one in [*zip(words, words, strict=True), *((one.partition("-")[0], one) for one in words)]:
         by_letters.setdefault(written.casefold(), one)
-    asked = word.casefold()
+    folded = word.casefold()
     beginning = [
-        one for one in by_letters if asked and any(part.startswith(asked) for part in re.split(r"[\W_]+", one))
+        one for one in by_letters if folded and any(part.startswith(folded) for part in re.split(r"[\W_]+", one))
     ]
-    return [*dict.fromkeys(by_letters[one] for one in [*get_close_matches(asked, by_letters), *beginning])]
+    return [*dict.fromkeys(by_letters[one] for one in [*get_close_matches(folded, by_letters), *beginning])]
 
 
 def did_you_mean(word: Any, known: Iterable[str]) -> str:
@@ -132,8 +132,8 @@ def did_you_mean(word: Any, known: Iterable[str]) -> str:
     >>> did_you_mean("val_acc", ["val_loss", "val_accuracy"])
     " (did you mean 'val_accuracy'?)"
     """
-    found = close_matches(word, known)[:1] if isinstance(word, str) else []
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = close_matches(word, known)[:1] if isinstance(word, str) else []
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def format_names(names: Iterable[str]) -> str:
@@ -142,9 +142,9 @@ def format_names(names: Iterable[str]) -> str:
     >>> format_names(["mlp", "cnn"])
     'mlp, cnn'
     """
-    found = [*names]
-    more = len(found) - MOST_LISTED
-    return f"{', '.join(found[:MOST_LISTED])}{f' and {more:,} more' if more > 0 else ''}"
+    listed = [*names]
+    more = len(listed) - MOST_LISTED
+    return f"{', '.join(listed[:MOST_LISTED])}{f' and {more:,} more' if more > 0 else ''}"
 
 
 def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
@@ -209,13 +209,13 @@ def did_you_mean_flag(flag: str, flags: Mapping[str, str], owners: Mapping[str, 
     """
     word = keyword_of_flag(flag)
     names = _own_words_for(word)
-    found = next((name for name in names if name in flags), None)
-    if found is None and word in WITHOUT:
+    meant = next((name for name in names if name in flags), None)
+    if meant is None and word in WITHOUT:
         return f": {WITHOUT[word]}. Remove it."
-    if found is None and (owned := _owner_of((word, *names), owners)):
+    if meant is None and (owned := _owner_of((word, *names), owners)):
         return f". In the file, set {owned[0]}= of {owned[1]}{_example(owned[0])}."
-    found = found or next(iter(close_matches(word, flags)), None)
-    return f" (did you mean {flags[found]}?)" if found else ""
+    meant = meant or next(iter(close_matches(word, flags)), None)
+    return f" (did you mean {flags[meant]}?)" if meant else ""
 
 
 def keyword_of_flag(flag: str) -> str:

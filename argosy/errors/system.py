@@ -71,12 +71,12 @@ def explain_refusals(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        told: ArgosyError | None = resources_refused(error, f"the run in {directory} cannot continue")
+        explained: ArgosyError | None = resources_refused(error, f"the run in {directory} cannot continue")
         if isinstance(error, OSError) and error.errno in DISK and _is_about_run(error, directory):
-            told = disk_refused(error, f"cannot write in {directory}")
-        if told is None:
+            explained = disk_refused(error, f"cannot write in {directory}")
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
 def _is_about_run(error: OSError, directory: Path) -> bool:

@@ -41,10 +41,10 @@ def trace_of(error: BaseException) -> str:
     return _in_one_line(trace.format(), trace)
 
 
-def _in_one_line(told: Iterable[str], trace: traceback.TracebackException) -> str:
+def _in_one_line(lines: Iterable[str], trace: traceback.TracebackException) -> str:
     """Join an error's text and its notes; tables show the last line."""
     notes, trace.__notes__ = trace.__notes__ or [], None
-    return "; ".join(["".join(told).rstrip("\n"), *notes]) + "\n"
+    return "; ".join(["".join(lines).rstrip("\n"), *notes]) + "\n"
 
 
 def _is_own(frame: traceback.FrameSummary, folders: tuple[str, ...]) -> bool:

@@ -58,13 +58,13 @@ def format_duration(seconds: float) -> str:
     >>> [format_duration(seconds) for seconds in (0.25, 42, 200, 3600, 90061)]
     ['under 1 s', '42 s', '3 min 20 s', '1 h', '1 day 1 h']
     """
-    left = round(seconds)
-    if left < 1:
+    remaining = round(seconds)
+    if remaining < 1:
         return "under 1 s"
-    largest = next(place for place, (unit, _) in enumerate(UNITS) if left >= unit)
+    largest = next(place for place, (unit, _) in enumerate(UNITS) if remaining >= unit)
     words = []
     for unit, name in UNITS[largest : largest + 2]:
-        count, left = divmod(left, unit)
+        count, remaining = divmod(remaining, unit)
         if count:
             words.append(f"{count} {'day' if name == 'days' and count == 1 else name}")
     return " ".join(words)
@@ -87,15 +87,15 @@ def format_value(value: Any) -> str:
 
 def differing_parameters(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names of the hyper-parameters that differ between members, in order of appearance."""
-    names = dict.fromkeys(name for found in parameters.values() for name in found)
-    return tuple(name for name in names if len({repr(found.get(name)) for found in parameters.values()}) > 1)
+    names = dict.fromkeys(name for values in parameters.values() for name in values)
+    return tuple(name for name in names if len({repr(values.get(name)) for values in parameters.values()}) > 1)
 
 
-def format_parameters(found: Mapping[str, Any], names: Sequence[str]) -> str:
+def format_parameters(values: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return these hyper-parameters of one member, for example ``lr=0.1 hidden=16``; prefixes are dropped if names stay unique."""
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
-    return " ".join(f"{format_value(short[name])}={format_value(found[name])}" for name in names if name in found)
+    return " ".join(f"{format_value(short[name])}={format_value(values[name])}" for name in names if name in values)
 
 
 def cause_of(reason: str) -> str:
@@ -142,8 +142,8 @@ def shorten_names(names: Collection[str], width: int) -> dict[str, str]:
             break
     else:
         labels = _number_duplicates([_truncate(label, width) for label in labels], width)
-    found = dict(zip(parts, labels, strict=True))
-    return {name: found[name] for name in names}
+    label_of = dict(zip(parts, labels, strict=True))
+    return {name: label_of[name] for name in names}
 
 
 def _strip_common_prefix(labels: Sequence[str]) -> list[str]:
@@ -168,16 +168,16 @@ def _truncate(label: str, width: int) -> str:
 
 def _number_duplicates(labels: Sequence[str], width: int) -> list[str]:
     """Append a number to labels that equal an earlier one."""
-    found = dict[str, None]()
+    numbered = dict[str, None]()
     seen = Counter[str]()
     for label in labels:
-        told = label
-        while told in found:
+        text = label
+        while text in numbered:
             seen[label] += 1
             number = f"~{seen[label] + 1}"
-            told = f"{label[: width - len(number)]}{number}"
-        found[told] = None
-    return [*found]
+            text = f"{label[: width - len(number)]}{number}"
+        numbered[text] = None
+    return [*numbered]
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

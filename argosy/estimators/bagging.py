@@ -107,8 +107,8 @@ class Fold:
         """Return the whole table as this fold's networks see it."""
         targets, dtype = torch.from_numpy(samples.targets), torch.get_default_dtype()  # that of the networks
         wanted = targets if self.restored is None else self.restored.standardised(targets).to(dtype)
-        found = [self.preparation(torch.from_numpy(samples.rows)).to(dtype), wanted]
-        return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).to(dtype)]
+        prepared = [self.preparation(torch.from_numpy(samples.rows)).to(dtype), wanted]
+        return prepared if samples.weights is None else [*prepared, torch.from_numpy(samples.weights).to(dtype)]
 
     def network_for_rows(self, network: nn.Module) -> nn.Module:
         """Return a network for rows as an estimator encodes them; in float64, so that an output does not depend on the other rows."""
@@ -144,10 +144,10 @@ def train_bagged(
     The data of the run are one copy of the table per fold, prepared with statistics of the fold's training rows. The ensemble is
     selected and calibrated on the networks' outputs for the rows that they held out. Raises MemberError if no member was trained on all folds.
     """
-    made = _make_members(members, samples, folds)
-    families = [_split_into_folds(member, samples, folds, seed) for member in made]
-    cut = [Fold.of(samples, member, numbers) for member in families[0]]
-    arrays = tuple(torch.cat(parts) for parts in zip(*(fold.arrays(samples) for fold in cut), strict=True))
+    base_members = _make_members(members, samples, folds)
+    families = [_split_into_folds(member, samples, folds, seed) for member in base_members]
+    splits = [Fold.of(samples, member, numbers) for member in families[0]]
+    arrays = tuple(torch.cat(parts) for parts in zip(*(fold.arrays(samples) for fold in splits), strict=True))
     study = Study(
         data=Data(arrays=arrays, val_arrays=arrays),
         members=[
@@ -160,15 +160,15 @@ def train_bagged(
         raise_interrupts(report)
         networks = {
             member.name: [
-                fold.network_for_rows(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)
+                fold.network_for_rows(report.member(one.name).load()) for fold, one in zip(splits, family, strict=True)
             ]
-            for member, family in zip(made, families, strict=True)
+            for member, family in zip(base_members, families, strict=True)
             if all(report.member(one.name).counts for one in family)
         }
     if not networks:
         raise _member_error(report)
-    bags, held_out = _make_bags(samples, cut, networks)
-    found = make_ensemble(
+    bags, held_out = _make_bags(samples, splits, networks)
+    made_ensemble = make_ensemble(
         bags,
         [seed] * len(bags),
         held_out,
@@ -176,10 +176,12 @@ def train_bagged(
         select="greedy" if ensemble == "greedy" else None,
         calibrate=False,
     )
-    found.note = NOTE.format(len(samples.rows))
-    found = found.double()
-    found.weights /= found.weights.sum()  # they were float32: probabilities have to sum to one in float64
-    return found.eval()
+    made_ensemble.note = NOTE.format(len(samples.rows))
+    made_ensemble = made_ensemble.double()
+    made_ensemble.weights /= (
+        made_ensemble.weights.sum()
+    )  # they were float32: probabilities have to sum to one in float64
+    return made_ensemble.eval()
 
 
 def _memory_folder() -> Path | None:
@@ -203,33 +205,33 @@ def _make_members(members: Sequence[MembersFor], samples: TrainingTable, folds: 
         outputs=samples.outputs,
         of_classes=samples.classes > 0,
     )
-    made: list[Member] = []
+    base_members: list[Member] = []
     for one in members:
         if isinstance(one, type):
             raise StudyError(
                 f"members has the class {one.__name__}, which is neither a member nor a function of the table's "
                 "shape. Pass an instance of it, for example argosy.tabular()."
             )
-        found = one(shape) if callable(one) else one
-        made += found if isinstance(found, Sequence) else [found]
-    if not made:
+        result = one(shape) if callable(one) else one
+        base_members += result if isinstance(result, Sequence) else [result]
+    if not base_members:
         raise StudyError(
             f"members is an empty list, or its functions returned no members for {shape}. Pass at least one member, "
             "or argosy.tabular()."
         )
-    if other := [one for one in made if not isinstance(one, Member)]:
+    if other := [one for one in base_members if not isinstance(one, Member)]:
         raise StudyError(
             f"members has {describe_value(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
             "list of these."
         )
-    names = [one.name for one in made]  # of two argosy.tabular(...) with the same networks they are the same
+    names = [one.name for one in base_members]  # of two argosy.tabular(...) with the same networks they are the same
     for place, name in enumerate(names):
         if before := names[:place].count(name):
-            made[place] = replace(made[place], name=f"{name}-{before + 1}")
+            base_members[place] = replace(base_members[place], name=f"{name}-{before + 1}")
     # A member's default loss is for classes.
     return [
         replace(one, loss=nn.MSELoss()) if not samples.classes and one.loss is None and one.step is None else one
-        for one in made
+        for one in base_members
     ]
 
 
@@ -262,7 +264,7 @@ def _make_bags(
     drawn = _resample_rows(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
     order = order[drawn]
     rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
-    bags, said = {}, []
+    bags, outputs_of = {}, []
     for name, family in networks.items():
         with torch.no_grad():
             parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
@@ -273,10 +275,10 @@ def _make_bags(
                 f"[{samples.outputs}]: one logit per class, or one number per target. Change its number of outputs; a "
                 "function of the table's shape gets it as shape.outputs."
             )
-        heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
-        bags[name] = Bag(family, heat)
-        said.append(outputs / heat)
-    return bags, Predicted(said, targets, order, len(order))
+        scale = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
+        bags[name] = Bag(family, scale)
+        outputs_of.append(outputs / scale)
+    return bags, Predicted(outputs_of, targets, order, len(order))
 
 
 def _resample_rows(weights: npt.NDArray[np.float64]) -> Tensor:

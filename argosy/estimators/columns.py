@@ -40,21 +40,21 @@ class Columns:
     def of(cls, X: Any) -> "Columns":
         """Return the columns of a table, or of an array of numbers. Raises StudyError for values that are neither numbers nor words."""
         columns = _columns(X)
-        found = tuple(None if column.dtype.kind == "f" else tuple(sorted(set(column.tolist()))) for column in columns)
+        words = tuple(None if column.dtype.kind == "f" else tuple(sorted(set(column.tolist()))) for column in columns)
         gaps = tuple(column.dtype.kind == "f" and bool(np.isnan(column).any()) for column in columns)
-        return cls(words=found, gaps=gaps)
+        return cls(words=words, gaps=gaps)
 
     def rows(self, X: Any) -> Rows:
         """Return the rows of a table with these columns; warns of columns of words without a known one."""
         names, columns = _names(X), _columns(X)
-        found = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
-        unknown = [repr(name) for name, *column in zip(names, columns, found, strict=True) if _is_unknown(*column)]
+        codes = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
+        unknown = [repr(name) for name, *column in zip(names, columns, codes, strict=True) if _is_unknown(*column)]
         if unknown:
             warn_caller(
                 f"no word of column {', '.join(unknown)} occurred in fit, so all count as unknown. Check that the "
                 "words are spelt the same.",
             )
-        return np.stack(found, axis=1)
+        return np.stack(codes, axis=1)
 
 
 def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -> Rows:
@@ -112,9 +112,9 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
             "values are words."
         )
     if not categorical and not texts:
-        found = np.full(len(cells), np.nan)
-        found[~missing] = present
-        return _check_finite(name, found)
+        numbers = np.full(len(cells), np.nan)
+        numbers[~missing] = present
+        return _check_finite(name, numbers)
     return np.array([MISSING if gone else _word(value) for value, gone in zip(cells, missing, strict=True)], object)
 
 

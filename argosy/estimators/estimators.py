@@ -121,10 +121,10 @@ class Bagged(BaseEstimator):
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         rows = self.columns_.rows(X)
         with torch.no_grad():
-            found: npt.NDArray[np.float64] = torch.cat(
+            predicted: npt.NDArray[np.float64] = torch.cat(
                 [self.ensemble_(torch.from_numpy(rows[n : n + ROWS])) for n in range(0, len(rows), ROWS)]
             ).numpy()
-        return found
+        return predicted
 
     @property
     def _name(self) -> str:
@@ -164,8 +164,8 @@ class Classifier(ClassifierMixin, Bagged):
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of each row ``[N]``."""
         probabilities_NC = self._predict_rows(X)
-        found: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
-        return found
+        labels: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
+        return labels
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """Return probabilities ``[N, classes]``, in the order of `classes_`."""

@@ -60,8 +60,8 @@ class Scaled(nn.Module):
 
     def forward(self, x_BKI: Tensor) -> Tensor:
         """Return the outputs of each copy, ``[B, copies, outputs]``."""
-        made: Tensor = self.shared(x_BKI * self.before) * self.behind + self.bias
-        return made
+        scaled: Tensor = self.shared(x_BKI * self.before) * self.behind + self.bias
+        return scaled
 
 
 class TabM(nn.Module):

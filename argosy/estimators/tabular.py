@@ -110,8 +110,8 @@ def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[
 
 def _as_python(value: Any) -> Any:
     """Return NumPy numbers as Python numbers, and an array or a range as a list, for a search or a grid."""
-    found = value.tolist() if hasattr(value, "tolist") else value
-    return list(found) if isinstance(found, range) else found
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return list(plain) if isinstance(plain, range) else plain
 
 
 def _as_sequence(value: Any) -> Sequence[Any]:

@@ -75,8 +75,8 @@ def _card_lines(about: About, *, pretrained: bool) -> Iterator[str]:
         )
 
 
-def _describe_ensemble(found: Combination) -> str:
-    rows = zip(found.members, found.weights, found.temperatures, strict=True)
+def _describe_ensemble(ensemble: Combination) -> str:
+    rows = zip(ensemble.members, ensemble.weights, ensemble.temperatures, strict=True)
     table = "\n".join(f"| {name} | {weight:g} | {temperature:g} |" for name, weight, temperature in rows)
     ways = {
         "probabilities": "the weighted mean of softmax(logits / temperature)",
@@ -84,7 +84,11 @@ def _describe_ensemble(found: Combination) -> str:
         "votes": "the weighted share of members that predict each class",
         "mean": "the weighted mean of their outputs",
     }
-    how = ways[found.combine] if isinstance(found.combine, str) else f"of several outputs, combined as {found.combine}"
+    how = (
+        ways[ensemble.combine]
+        if isinstance(ensemble.combine, str)
+        else f"of several outputs, combined as {ensemble.combine}"
+    )
     return (
         f"An ensemble: its prediction is {how}. The networks are a module list `networks`, in this order; weights and "
         f"temperatures are buffers of these names.\n\n| member | weight | temperature |\n|---|---|---|\n{table}"

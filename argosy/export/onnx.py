@@ -34,9 +34,9 @@ def write(exported: Exported, folder: Path) -> None:
                 verbose=False,
             )
         except errors.OnnxExporterError as error:
-            said = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+            problem = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
             raise RunError(
-                f"ONNX cannot represent {exported.about.name!r}: {said}. Use operators that ONNX has, or format "
+                f"ONNX cannot represent {exported.about.name!r}: {problem}. Use operators that ONNX has, or format "
                 "'torch-export'."
             ) from error
     write_config(exported, folder)

@@ -25,9 +25,9 @@ def program_of(exported: Exported) -> ExportedProgram:
     collection: Any = ShapesCollection  # which has no types
     shapes = collection()
     leaves = pytree.tree_leaves((exported.arguments, exported.keywords))
-    for leaf, told in zip(leaves, exported.about.inputs, strict=True):
+    for leaf, described in zip(leaves, exported.about.inputs, strict=True):
         named = {"batch": Dim("batch"), "length": Dim.AUTO}
-        shapes[leaf] = {axis: named[size] for axis, size in enumerate(told.shape) if isinstance(size, str)}
+        shapes[leaf] = {axis: named[size] for axis, size in enumerate(described.shape) if isinstance(size, str)}
     try:
         with torch.no_grad(), exported.network.register_forward_hook(_logits):
             return torch.export.export(

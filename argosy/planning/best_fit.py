@@ -52,12 +52,12 @@ def best_flotilla(
     # With many members, placing whole ones first leaves few fragments. With few members, each split matters, so try all counts.
     most_split = len(profiles) if len(profiles) <= FEW_MEMBERS else 0
     fits = [BestFit(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
-    found = [flotilla for fit in fits if (flotilla := _bisect(fit, devices))]
-    found += [spread] if spread is not None else []
-    if not found:  # memory is the limit, so order by memory
+    flotillas = [flotilla for fit in fits if (flotilla := _bisect(fit, devices))]
+    flotillas += [spread] if spread is not None else []
+    if not flotillas:  # memory is the limit, so order by memory
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
         return _bisect(BestFit(order=by_memory, even_shares=even_shares), devices)
-    best = max(found, key=lambda flotilla: flotilla.samples_per_second)
+    best = max(flotillas, key=lambda flotilla: flotilla.samples_per_second)
     return _drop_vain_splits(best, spread, largest_first, devices)
 
 
@@ -112,11 +112,11 @@ def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
         best = flotilla_at(high, fit, devices)
     while best is not None and high > low * (1 + PACE_TOLERANCE):
         middle = (low + high) / 2
-        found = flotilla_at(middle, fit, devices)
-        if found is None:
+        flotilla = flotilla_at(middle, fit, devices)
+        if flotilla is None:
             low = middle
         else:
-            best, high = found, middle
+            best, high = flotilla, middle
     return best
 
 
@@ -190,8 +190,8 @@ def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
         local = list(bins.roomiest(profile, node))
         if _count_needed(profile, local[:count]) is not None:
             return _tighten(profile, local[: count - 1], count, reversed(local))
-    left = _remainder_for_last(profile, roomiest[: count - 1], count)
-    return _tighten(profile, roomiest[: count - 1], count, bins.at_least(profile, left))
+    remainder = _remainder_for_last(profile, roomiest[: count - 1], count)
+    return _tighten(profile, roomiest[: count - 1], count, bins.at_least(profile, remainder))
 
 
 def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
@@ -209,12 +209,12 @@ def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
 
 def _tighten(profile: Profile, roomiest: Sequence[Bin], count: int, tightest_first: Iterable[Bin]) -> list[Bin]:
     """Return a group in which all but the last device are filled, and the last is the tightest one with room for the rest."""
-    left = _remainder_for_last(profile, roomiest, count)
-    return [*roomiest, next(b for b in tightest_first if b.room >= left and b not in roomiest)]
+    remainder = _remainder_for_last(profile, roomiest, count)
+    return [*roomiest, next(b for b in tightest_first if b.room >= remainder and b not in roomiest)]
 
 
 def _remainder_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
     """Return the work of the last device of a group when all others are full."""
     overhead = profile.shard_overhead(count)
-    left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
-    return overhead + max(left, SMALLEST_SHARE * profile.shard.proportional_seconds)
+    remainder = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
+    return overhead + max(remainder, SMALLEST_SHARE * profile.shard.proportional_seconds)

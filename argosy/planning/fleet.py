@@ -66,16 +66,16 @@ def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -
         for profile in candidates
     }
     fastest = max(rates, key=lambda member: rates[member][0])
-    counts, left = {fastest: 1}, devices - 1
+    counts, unused = {fastest: 1}, devices - 1
     similar = similar_rates(rates, rates[fastest][0], delta)
-    while left and (found := find_next(similar, counts, left)):
-        member, count = found
+    while unused and (choice := find_next(similar, counts, unused)):
+        member, count = choice
         counts[member] = count
-        left -= count
-    while left and (rising := [member for member in counts if counts[member] < len(rates[member])]):
+        unused -= count
+    while unused and (rising := [member for member in counts if counts[member] < len(rates[member])]):
         slowest = min(rising, key=lambda member: rates[member][counts[member] - 1])
         counts[slowest] += 1
-        left -= 1
+        unused -= 1
     return counts
 
 
@@ -108,6 +108,6 @@ def find_next(
 
 
 def _check_equal_devices(devices: Sequence[Device]) -> None:
-    found = sorted({f"{device.kind} with {format_bytes(device.memory_bytes)}" for device in devices})
-    if len(found) > 1:
-        raise PlanError(f"FLEET's policies assume equal devices; found {', '.join(found)}. Use policy 'balanced'.")
+    kinds = sorted({f"{device.kind} with {format_bytes(device.memory_bytes)}" for device in devices})
+    if len(kinds) > 1:
+        raise PlanError(f"FLEET's policies assume equal devices; found {', '.join(kinds)}. Use policy 'balanced'.")

@@ -86,11 +86,11 @@ def forecast(
     """
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
-        found = ", ".join(map(repr, kinds)) or "none"
+        listed = ", ".join(map(repr, kinds)) or "none"
         raise PlanError(
-            f"the profiles must be of one kind of device; found {found}. Measure all members on the same kind."
+            f"the profiles must be of one kind of device; found {listed}. Measure all members on the same kind."
         )
-    asked = Cluster.parse(cluster, kind=kinds[0])
+    wanted_cluster = Cluster.parse(cluster, kind=kinds[0])
     unlimited = [profile.member for profile in profiles if profile.member not in epochs]
     known = epochs_known and not unlimited
     workload = Workload(
@@ -102,16 +102,16 @@ def forecast(
     )
 
     def simulated(times: int) -> Simulation:
-        grown = asked.times(times)
+        grown = wanted_cluster.times(times)
         charges = Charges(moving=TYPICAL_MOVING, preparation_samples_per_second=_preparation_rate(grown, preparation))
         if policy == "balanced" and known:
             return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEAR_MARGIN)
         return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
 
-    simulation, prepared = simulated(1), _preparation_rate(asked, preparation)
+    simulation, prepared = simulated(1), _preparation_rate(wanted_cluster, preparation)
     plan = make_plan(
         profiles,
-        asked.devices,
+        wanted_cluster.devices,
         policy=simulation.policy,
         # None would mean to policies that it is not measured, and they would share one stream.
         preparation_samples_per_second=prepared or math.inf,
@@ -125,7 +125,7 @@ def forecast(
     growth: dict[int, float] = {}
     for times in MORE_DEVICES:
         with contextlib.suppress(PlanError):
-            growth[times * len(asked.devices)] = simulated(times).makespan_seconds
+            growth[times * len(wanted_cluster.devices)] = simulated(times).makespan_seconds
     return Forecast(
         plan=plan,
         simulation=simulation,

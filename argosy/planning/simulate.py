@@ -117,14 +117,14 @@ class _Run:
 
     # ---- questions to the policy
 
-    def situation(self, asked: _Leg | None = None) -> Situation:
-        """Return what the policy may know now; ``asked`` is the leg that the question is about, if any."""
+    def situation(self, asked_leg: _Leg | None = None) -> Situation:
+        """Return what the policy may know now; `asked_leg` is the leg that the question is about, if any."""
         used = {name for leg in self.legs.values() for name in leg.devices}
         return Situation(
             waiting=tuple(self.waiting),
             free=tuple(device for device in self.devices if device.name not in used),
             devices=self.devices,
-            running=tuple(leg.running for leg in self.legs.values() if leg is not asked),
+            running=tuple(leg.running for leg in self.legs.values() if leg is not asked_leg),
             epochs_done=self.done,
             epochs_left=self.left,
             epochs_certain=self.left if self.workload.epochs_known else {},

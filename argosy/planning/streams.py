@@ -113,8 +113,8 @@ class _Sharing:
         """Whether the members may need more memory together than the free devices have."""
         members = self.outlook.longest_first
         largest_step = max(profile.activation_bytes for profile in members)
-        there = sum(device.memory_bytes - largest_step for device in self.situation.free)
-        return sum(profile.resident_bytes for profile in members) > there
+        room = sum(device.memory_bytes - largest_step for device in self.situation.free)
+        return sum(profile.resident_bytes for profile in members) > room
 
     @property
     def _is_at_one_epoch(self) -> bool:

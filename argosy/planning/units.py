@@ -28,9 +28,9 @@ def gather_alike(flotilla: Flotilla, profiles: Sequence[Profile], devices: Seque
     parts = 1
     while parts <= most:
         units = _make_units(members, parts)
-        found = best_flotilla([_joint_profile(unit) for unit in units.values()], devices)
-        if found is not None and found.samples_per_second >= (1 - SLACK) * flotilla.samples_per_second:
-            return _split_units(found, units)
+        joint = best_flotilla([_joint_profile(unit) for unit in units.values()], devices)
+        if joint is not None and joint.samples_per_second >= (1 - SLACK) * flotilla.samples_per_second:
+            return _split_units(joint, units)
         parts *= 2
     return flotilla
 

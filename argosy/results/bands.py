@@ -45,8 +45,8 @@ class Band:
         """
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         values = [[curve[epoch] for curve in curves] for epoch in epochs]
-        bounds = [] if spread is None else [_band_bounds(found, spread, overlap, draws) for found in values]
-        means = [Interval.of(found, draws=draws).mean for found in values]
+        bounds = [] if spread is None else [_band_bounds(samples, spread, overlap, draws) for samples in values]
+        means = [Interval.of(samples, draws=draws).mean for samples in values]
         return cls(name=name, count=len(curves), epochs=epochs, means=means, bounds=bounds)
 
 

@@ -159,7 +159,7 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
         return None
     stage, flow = _bottleneck(flows, preparing, min(paces))
     queue_before, queue_behind = flow.queues(stage)
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         stage=stage,
         node=flow.node,
         preparing_rate=_joint_rate(preparing),
@@ -170,7 +170,7 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
         verdict="",
     )
     words = {"preparation": _preparation_verdict, "exchange": _exchange_verdict, "training": _training_verdict}
-    return replace(found, verdict=words[stage](found, flow, preparing))
+    return replace(diagnosis, verdict=words[stage](diagnosis, flow, preparing))
 
 
 def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking_rate: float) -> tuple[str, NodeFlow]:
@@ -198,27 +198,31 @@ def _joint_rate(preparing: Sequence[NodeFlow]) -> float:
     return share * min(flow.preparing_rate for flow in preparing)
 
 
-def _training_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    said = f"training: members take {found.taking_rate:,.0f} samples/s each, preparation could deliver {found.preparing_rate:,.0f}: "
-    if found.preparing_rate > CLEAR_RATIO * found.taking_rate:
-        return f"{said}more or faster devices would help, more loader workers would not"
-    return f"{said}both are about equally fast, so more devices alone would not help"
+def _training_verdict(diagnosis: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    verdict = f"training: members take {diagnosis.taking_rate:,.0f} samples/s each, preparation could deliver {diagnosis.preparing_rate:,.0f}: "
+    if diagnosis.preparing_rate > CLEAR_RATIO * diagnosis.taking_rate:
+        return f"{verdict}more or faster devices would help, more loader workers would not"
+    return f"{verdict}both are about equally fast, so more devices alone would not help"
 
 
-def _exchange_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+def _exchange_verdict(diagnosis: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
     sent = flow.exchanged_bytes / flow.seconds / 1e6
-    said = (
-        f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
-        f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f} each: send fewer bytes (uint8, with "
+    verdict = (
+        f"exchange: blocks cross the network at {sent:,.1f} MB/s, {diagnosis.peak_rate:,.0f} samples/s; preparation could "
+        f"deliver {diagnosis.preparing_rate:,.0f} and members take {diagnosis.taking_rate:,.0f} each: send fewer bytes (uint8, with "
         "`Data.on_device` to normalise)"
     )
     # Each node would then prepare all samples.
     alone = min(node.preparing_rate for node in preparing)
-    return f"{said}, or prepare on every node (sharing='local')" if alone > CLEAR_RATIO * found.peak_rate else said
+    return (
+        f"{verdict}, or prepare on every node (sharing='local')"
+        if alone > CLEAR_RATIO * diagnosis.peak_rate
+        else verdict
+    )
 
 
-def _preparation_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f} each: "
+def _preparation_verdict(diagnosis: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    rates = f"{diagnosis.preparing_rate:,.0f} samples/s in all, members could take {diagnosis.taking_rate:,.0f} each: "
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):
         return (
@@ -232,14 +236,14 @@ def _preparation_verdict(found: Diagnosis, flow: NodeFlow, preparing: Sequence[N
             "(--loader-workers), even more than cores"
         )
     cores = sum(flow.cores for flow in preparing)
-    said = (
+    verdict = (
         f"preparation: {flow.core_rate:,.0f} samples/s per core on {cores} cores, "
         if flow.core_rate
         else "preparation: "
     )
     if 0 < flow.loaders < flow.cores:
-        return f"{said}{rates}more loader workers would help (--loader-workers; {flow.loaders} per node)"
+        return f"{verdict}{rates}more loader workers would help (--loader-workers; {flow.loaders} per node)"
     return (
-        f"{said}{rates}more cores or nodes would help, or a cheaper dataset: what is the same in each epoch is "
+        f"{verdict}{rates}more cores or nodes would help, or a cheaper dataset: what is the same in each epoch is "
         "prepared only once if random changes are made in Data(then=...)"
     )

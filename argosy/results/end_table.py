@@ -26,8 +26,8 @@ class EndTable:
     @classmethod
     def of_members(cls, members: Sequence[MemberResult], objective: str) -> "EndTable":
         """Return the table of members in this order, without hyper-parameters that are equal in all."""
-        found = dict.fromkeys(name for row in members for name in row.metrics if name not in (objective, "lr"))
-        metrics = sorted(found, key=lambda name: not name.startswith("val_"))
+        names = dict.fromkeys(name for row in members for name in row.metrics if name not in (objective, "lr"))
+        metrics = sorted(names, key=lambda name: not name.startswith("val_"))
         differ = differing_parameters({row.name: row.hyperparameters for row in members})
         rows = tuple(
             (
@@ -45,14 +45,22 @@ class EndTable:
     @classmethod
     def of_means(cls, repetitions: Repetitions, single: Sequence[MemberResult] = ()) -> "EndTable | None":
         """Return the table of means, with members that repeat no other in their places; None if nothing is repeated."""
-        found, objective = repetitions.configurations, repetitions.objective
-        if not found:
+        configurations, objective = repetitions.configurations, repetitions.objective
+        if not configurations:
             return None
-        others = [metric for metric in dict.fromkeys(m for each in found for m in each.metrics) if metric != objective]
+        others = [
+            metric
+            for metric in dict.fromkeys(m for each in configurations for m in each.metrics)
+            if metric != objective
+        ]
         less = {each.first: each.told for each in repetitions.comparisons}
-        difference = [f"{objective} minus that of {found[0].name}"] if less else []
+        difference = [f"{objective} minus that of {configurations[0].name}"] if less else []
         pairs = " Differences are taken pair by pair." if less else ""
-        same = [each.name for each in found if each.metrics and all(value.half == 0 for value in each.metrics.values())]
+        same = [
+            each.name
+            for each in configurations
+            if each.metrics and all(value.half == 0 for value in each.metrics.values())
+        ]
         alike = (
             f" Repetitions of {', '.join(same)} are equal in every figure, for example because a factory sets its own seed."
             if same
@@ -66,10 +74,10 @@ class EndTable:
                 f"{each.counted} of {each.repetitions}",
                 *(str(each.metrics.get(metric, "")) for metric in others),
             )
-            for each in found
+            for each in configurations
         ]
         rows += [(row.name, *(row.metrics.get(name, "") for name in columns[1:])) for row in single]
-        reached = [each.metrics[objective].mean if objective in each.metrics else None for each in found]
+        reached = [each.metrics[objective].mean if objective in each.metrics else None for each in configurations]
         reached += [row.metrics.get(objective) if row.counts else None for row in single]
         places = [rank(value, repetitions.mode) for value in reached]
         return cls(

@@ -66,7 +66,7 @@ class Ending:
     def html(self) -> str:
         """Return the ending for a notebook: with all columns, and with the other rows behind a click."""
         best, *how = self.best
-        said, end = (
+        summary, end = (
             "".join(f"<p>{as_html(line)}</p>" for line in lines)
             for lines in ((*how, *self._failed(WITHOUT_TERMINAL)), (self.note, *self._end(WITHOUT_TERMINAL)))
         )
@@ -77,7 +77,7 @@ class Ending:
             else ""
         )
         table = f"{html_table(self.columns, first)}{folded}" if first else ""
-        return f"<p><b>{as_html(best)}</b></p>{said}{table}{end}"
+        return f"<p><b>{as_html(best)}</b></p>{summary}{table}{end}"
 
     def _end(self, width: int) -> list[str]:
         limit = _wrap(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []

@@ -41,11 +41,11 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
     """Raise MemberError if members failed or diverged."""
     failed = [row for row in rows if row.failed]
     if failed:
-        told = [f"  {row.failure}\n" for row in failed[:MOST_NAMED]]
+        lines = [f"  {row.failure}\n" for row in failed[:MOST_NAMED]]
         more = f"  and {len(failed) - MOST_NAMED} more\n" if len(failed) > MOST_NAMED else ""
         raise MemberError(
             f"{len(failed)} of {len(rows)} members failed or diverged; the others were "
-            f"trained:\n{''.join(told)}{more}Fix them, or remove raise_on_failure to get the report anyway."
+            f"trained:\n{''.join(lines)}{more}Fix them, or remove raise_on_failure to get the report anyway."
         )
 
 

@@ -87,15 +87,17 @@ def draw_parameters(names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any]
     axes = new_axes(len(names)) if names else []
     best = rows[0] if rows else None
     for one, name in zip(axes, names, strict=True):
-        found = [row for row in reversed(rows) if name in row[0]]  # the best is drawn last, on top
-        given = [parameters[name] for parameters, _ in found]
-        xs, words = given, sorted({*map(str, given)})
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in given):
-            xs = [words.index(str(value)) for value in given]
+        with_name = [row for row in reversed(rows) if name in row[0]]  # the best is drawn last, on top
+        values = [parameters[name] for parameters, _ in with_name]
+        xs, words = values, sorted({*map(str, values)})
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+            xs = [words.index(str(value)) for value in values]
             one.set_xticks(range(len(words)), [*map(_escape_name, words)])
         elif xs and min(xs) > 0 and max(xs) / min(xs) >= LOG_RATIO:
             one.set_xscale("log")
-        one.scatter(xs, [value for _, value in found], s=12, c=[COLOURS[0] if row is best else GREY for row in found])
+        one.scatter(
+            xs, [value for _, value in with_name], s=12, c=[COLOURS[0] if row is best else GREY for row in with_name]
+        )
         one.set(xlabel=_escape_name(name), ylabel=_escape_name(metric))
     return axes
 
@@ -125,8 +127,8 @@ def paper_style() -> Any:
 
 def _escape_name(name: str) -> str:
     """Return a name that matplotlib shows literally: it reads ``$`` as a formula, and leaves names that begin with ``_`` out of legends."""
-    told = escape_unprintable(name, lines=False).replace("$", r"\$")
-    return f" {told}" if told.startswith("_") else told
+    escaped = escape_unprintable(name, lines=False).replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def _marker(points: int) -> str:

@@ -151,8 +151,8 @@ class MemberState:
         self.status, self.reason, self.device = "training", "", event.device
         self.parameters = event.parameters
         self.forget_from(event.epoch, event.section)
-        here = (event.epoch, event.position)
-        self.saved = [c for c in self.saved if (c.epoch, c.reaches) <= here]
+        position = (event.epoch, event.position)
+        self.saved = [c for c in self.saved if (c.epoch, c.reaches) <= position]
 
     def retry(self) -> None:
         """Continue from the newest file.
@@ -258,10 +258,10 @@ class RunState:
 
     def member(self, name: str) -> MemberState:
         """Return the member of that name; it is created if unknown."""
-        found = self.members.get(name)
-        if found is None:
-            found = self.members[name] = MemberState(name)
-        return found
+        state = self.members.get(name)
+        if state is None:
+            state = self.members[name] = MemberState(name)
+        return state
 
     def apply(self, event: Event) -> None:
         """Apply one more event."""
@@ -271,8 +271,8 @@ class RunState:
                 if (event.epoch, event.section) > self.suspects.get(event.member, (event.epoch, event.section)):
                     del self.suspects[event.member]
             case Saved():
-                here = len(self.passed), event.leg
-                self.saving[here] = self.saving.get(here, 0.0) + event.seconds
+                regrouping = len(self.passed), event.leg
+                self.saving[regrouping] = self.saving.get(regrouping, 0.0) + event.seconds
                 saved = self.member(event.member).saved
                 saved.append(event.checkpoint)
                 del saved[:-FILES_KEPT]
@@ -367,8 +367,8 @@ class RunState:
 
     def _suspect(self, lost: WorkerLost) -> None:
         """Suspect the members that a loss names; other suspects that were on the lost worker are cleared."""
-        there = [name for name, member in self.members.items() if member.device == lost.worker]
-        for name in there if lost.suspects else ():
+        members_there = [name for name, member in self.members.items() if member.device == lost.worker]
+        for name in members_there if lost.suspects else ():
             self.suspects.pop(name, None)
         for name in lost.suspects:
             ended = self.members[name].sections[-1:] if name in self.members else []
@@ -378,10 +378,10 @@ class RunState:
     def skipped(self) -> dict[str, tuple[int, int]]:
         """By split: the number of samples that raised in any epoch and were left out there, and the number of all samples."""
         lengths = {} if self.started is None else self.started.lengths
-        found: dict[str, set[int]] = {}
+        by_split: dict[str, set[int]] = {}
         for (split, _), indices in self.holes.items():
-            found.setdefault(split, set()).update(indices)
-        return {split: (len(indices), lengths[split]) for split, indices in found.items() if split in lengths}
+            by_split.setdefault(split, set()).update(indices)
+        return {split: (len(indices), lengths[split]) for split, indices in by_split.items() if split in lengths}
 
     @property
     def preparations(self) -> float:

@@ -23,8 +23,8 @@ def to_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole
         ) from error
     frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])
     for name in frame.columns:
-        found = [row.get(name) for row in rows]
-        kinds = {type(value) for value in found if value is not None}
-        if len(kinds) == 1 and None in found and (kind := WITH_GAPS.get(kinds.pop())):
-            frame[name] = pandas.array(found, dtype=kind)
+        column = [row.get(name) for row in rows]
+        kinds = {type(value) for value in column if value is not None}
+        if len(kinds) == 1 and None in column and (kind := WITH_GAPS.get(kinds.pop())):
+            frame[name] = pandas.array(column, dtype=kind)
     return frame.astype(dict.fromkeys(whole, "Int64"))

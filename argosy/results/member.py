@@ -91,7 +91,7 @@ class MemberResult:
         cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
     ) -> "MemberResult":
         """Build the result from a member's fold and its description in ``study.json``."""
-        best, found = state.best, described["repetition"]
+        best, repetition = state.best, described["repetition"]
         return cls(
             name=state.name,
             status=LEFT_OUT if described.get("left_out") else state.status,
@@ -100,7 +100,7 @@ class MemberResult:
             metrics=dict(best.metrics) if best else {},
             best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
-            repetition=None if found is None else convert(found, Repetition, "repetition"),
+            repetition=None if repetition is None else convert(repetition, Repetition, "repetition"),
             seed=described["seed"],
             as_alone=state.as_alone,
             device=state.device,

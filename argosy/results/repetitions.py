@@ -32,8 +32,8 @@ class Configuration:
             "configuration": self.name,
             "repetitions": self.repetitions,
             "counted": self.counted,
-            **{metric: found.mean for metric, found in self.metrics.items()},
-            "intervals": {metric: found.bounds for metric, found in self.metrics.items()},
+            **{metric: interval.mean for metric, interval in self.metrics.items()},
+            "intervals": {metric: interval.bounds for metric, interval in self.metrics.items()},
         }
 
 
@@ -56,13 +56,13 @@ class Comparison:
     @property
     def told(self) -> str:
         """The difference as text."""
-        found, pairs = self.first_minus_second, self.first_minus_second.count
+        interval, pairs = self.first_minus_second, self.first_minus_second.count
         if pairs < 2:
             return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, too few to tell"
-        return str(found) if self.distinguishable else f"not distinguishable ({found})"
+        return str(interval) if self.distinguishable else f"not distinguishable ({interval})"
 
     def __str__(self) -> str:
-        found, pairs = self.first_minus_second, self.first_minus_second.count
+        interval, pairs = self.first_minus_second, self.first_minus_second.count
         taken = f"{self.first} minus {self.second}, {pairs} pair{'s' * (pairs != 1)}"
         if pairs < 2:
             return (
@@ -70,9 +70,9 @@ class Comparison:
                 f"{self.first} from {self.second} ({taken})."
             )
         if not self.distinguishable:
-            return f"{self.metric}: {self.first} and {self.second} are not distinguishable ({taken}: {found})."
-        less = "lower" if found.mean < 0 else "higher"
-        return f"{self.metric} is {less} by {abs(found.mean):.4g} with {self.first} than with {self.second} ({taken}: {found})."
+            return f"{self.metric}: {self.first} and {self.second} are not distinguishable ({taken}: {interval})."
+        less = "lower" if interval.mean < 0 else "higher"
+        return f"{self.metric} is {less} by {abs(interval.mean):.4g} with {self.first} than with {self.second} ({taken}: {interval})."
 
     __repr__ = __str__
 
@@ -154,15 +154,18 @@ class Repetitions:
     def configurations(self) -> tuple[Configuration, ...]:
         """Configurations by the mean of the objective, best first; those without any result last."""
 
-        def place(found: Configuration) -> tuple[int, float]:
-            return rank(found.metrics[self.objective].mean if self.objective in found.metrics else None, self.mode)
+        def place(configuration: Configuration) -> tuple[int, float]:
+            return rank(
+                configuration.metrics[self.objective].mean if self.objective in configuration.metrics else None,
+                self.mode,
+            )
 
         return tuple(sorted(map(self._configuration, self.outcomes), key=place))
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """Comparison of each other configuration with the best one, by the objective."""
-        best, *others = [found.name for found in self.configurations] or [""]
+        best, *others = [configuration.name for configuration in self.configurations] or [""]
         return tuple(self.compare(other, best) for other in others)
 
     def __str__(self) -> str:
@@ -178,16 +181,16 @@ class Repetitions:
     def leader(self, others: Mapping[str, float]) -> Leader | None:
         """Return the best of these configurations and `others`, the single members' objectives; None if none has a
         number."""
-        found = [
+        leaders = [
             Leader(name=name, metric=self.objective, value=Interval(mean=value, half=None, count=1))
             for name, value in others.items()
         ]
-        found += [
+        leaders += [
             Leader(name=one.name, metric=self.objective, value=one.metrics[self.objective], repetitions=one.repetitions)
             for one in self.configurations
             if self.objective in one.metrics
         ]
-        ranked = [(rank(one.value.mean, self.mode), one) for one in found]
+        ranked = [(rank(one.value.mean, self.mode), one) for one in leaders]
         (kind, _), best = min(ranked, key=lambda each: each[0], default=((NOTHING, 0.0), None))
         return best if kind == NUMBER else None
 
@@ -213,7 +216,7 @@ class Repetitions:
             name=name,
             repetitions=len(self.outcomes[name]),
             counted=len(done),
-            metrics={metric: _interval(found, overlap=overlap) for metric, found in values.items()},
+            metrics={metric: _interval(sample, overlap=overlap) for metric, sample in values.items()},
         )
 
     def _values(self, configuration: str, metric: str) -> dict[str, float]:

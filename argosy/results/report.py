@@ -134,20 +134,20 @@ class Report:
 
     def member(self, name: str) -> MemberResult:
         """Return the member with this name; raises RunError if there is none."""
-        found = next((row for row in self.rows if row.name == name), None)
-        if found is None:
+        result = next((row for row in self.rows if row.name == name), None)
+        if result is None:
             raise self._unknown(name, [row.name for row in self.rows])
-        return found
+        return result
 
-    def _row(self, given: str | MemberResult) -> MemberResult:
+    def _row(self, member: str | MemberResult) -> MemberResult:
         """Return a member given by name or as a result; raises RunError if this run has no such member."""
-        found = self.member(given.name if isinstance(given, MemberResult) else given)
-        if isinstance(given, MemberResult) and given.folder.resolve() != found.folder.resolve():
+        row = self.member(member.name if isinstance(member, MemberResult) else member)
+        if isinstance(member, MemberResult) and member.folder.resolve() != row.folder.resolve():
             raise RunError(
-                f"member {given.name!r} belongs to the run in {given.folder.parents[1]}, but this report is of "
+                f"member {member.name!r} belongs to the run in {member.folder.parents[1]}, but this report is of "
                 f"{self.directory}. Use the report of its run, or pass its network: member.load()."
             )
-        return found
+        return row
 
     def _unknown(self, name: str, known: Sequence[str]) -> RunError:
         """Return the error for an unknown name of a member."""
@@ -234,21 +234,23 @@ class Report:
         Row n is the prediction for validation sample n by the best weights of the member that holds it out: the mean if several members do,
         as with bootstraps, and NaN if none does. Members that failed or diverged are left out, with a warning.
         """
-        found = [row for row in self.rows if row.repeats == configuration and row.status != LEFT_OUT]
-        if not found:
-            known = [found.name for found in self.repetitions.configurations]
+        folds = [row for row in self.rows if row.repeats == configuration and row.status != LEFT_OUT]
+        if not folds:
+            known = [folds.name for folds in self.repetitions.configurations]
             raise RunError(
                 f"{self.directory} has no configuration {configuration!r}{did_you_mean(configuration, known)}. Choose a "
                 "member that was passed to argosy.kfold."
             )
-        if lost := [row for row in found if row.failed]:
-            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {format_names(row.name for row in lost)}"
-            if len(lost) == len(found):
-                raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
+        if lost := [row for row in folds if row.failed]:
+            problem = f"{len(lost)} of {len(folds)} members of {configuration!r} have failed or diverged: {format_names(row.name for row in lost)}"
+            if len(lost) == len(folds):
+                raise RunError(
+                    f"{problem}; nothing was predicted out of fold. Train them further with retry_failed=True."
+                )
             warn_caller(
-                f"{told}; rows of samples that only they held out are NaN. Train them further with retry_failed=True."
+                f"{problem}; rows of samples that only they held out are NaN. Train them further with retry_failed=True."
             )
-        return self.networks().out_of_fold([row.name for row in found if not row.failed])
+        return self.networks().out_of_fold([row.name for row in folds if not row.failed])
 
     def _candidates(self, top: int | None, members: Sequence[str | MemberResult] | None) -> Sequence[MemberResult]:
         """Return the members for an ensemble, best first."""
@@ -331,7 +333,7 @@ class Report:
             figures.draw_curves(axes, [row.curve(metric) for row in rows], metric, best)
         else:
             bands = [band_of(name, [row for row in rows if row.counts], metric, band) for name, rows in groups.items()]
-            figures.draw_bands(axes, [found for found in bands if found.count], metric)
+            figures.draw_bands(axes, [one for one in bands if one.count], metric)
         return axes
 
     def plot_hyperparameters(self, metric: str | None = None) -> list[Any]:
@@ -377,10 +379,10 @@ class Report:
         groups: dict[Any, list[MemberResult]] = {}
         known = dict.fromkeys(IDENTITY[1:])
         for row in self.rows:
-            found = {**row.identity, **row.hyperparameters}
+            values = {**row.identity, **row.hyperparameters}
             known.update(dict.fromkeys(row.hyperparameters))
-            if found.get(by) is not None:
-                groups.setdefault(found[by], []).append(row)
+            if values.get(by) is not None:
+                groups.setdefault(values[by], []).append(row)
         if by not in known:
             raise RunError(
                 f"members cannot be grouped by {by!r}{did_you_mean(by, known)}; choose one of {', '.join(known)}."
@@ -388,7 +390,7 @@ class Report:
         if by != "configuration":
             numbers = all(isinstance(value, int | float) for value in groups)
             return {f"{by} = {value}": groups[value] for value in (sorted(groups) if numbers else groups)}
-        best_first = [*(found.name for found in self.repetitions.configurations), *groups]
+        best_first = [*(values.name for values in self.repetitions.configurations), *groups]
         return {name: groups[name] for name in dict.fromkeys(best_first) if name in groups}
 
     def table(self) -> list[dict[str, Any]]:
@@ -529,8 +531,8 @@ class Report:
             "legs": [asdict(leg) for leg in self.legs],
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
-            "configurations": [found.to_json() for found in self.repetitions.configurations],
-            "comparisons": [found.to_json() for found in self.repetitions.comparisons],
+            "configurations": [one.to_json() for one in self.repetitions.configurations],
+            "comparisons": [one.to_json() for one in self.repetitions.comparisons],
         }
 
     def to_pandas(self) -> Any:

@@ -204,15 +204,15 @@ class InOrderCutter(Cutter):
 
     def completions(self, block: Block, after: Batch | None = None) -> list[int]:
         """Implement `Cutter.completions`."""
-        found, stop = [], block.place.start + block.place.rows
+        completed, stop = [], block.place.start + block.place.rows
         first = self.position if after is None else after.stop
         while first < self.length:
             first = self._end(first)
             element = first if self.positions is None else int(self.positions[first - 1]) + 1
             if element > stop:
                 break
-            found.append(element)
-        return found
+            completed.append(element)
+        return completed
 
     def elements(self, batch: Batch) -> Indices:
         """Implement `Cutter.elements`."""

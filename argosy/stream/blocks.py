@@ -205,8 +205,8 @@ def byte_view(leaf: torch.Tensor) -> torch.Tensor:
 
 def host_bytes(leaf: torch.Tensor) -> memoryview:
     """Return a tensor's bytes in host memory."""
-    found: memoryview = byte_view(leaf).cpu().numpy().data
-    return found
+    data: memoryview = byte_view(leaf).cpu().numpy().data
+    return data
 
 
 def same_bits(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:

@@ -104,9 +104,9 @@ class ByLengthCutter(Cutter):
             self._windows.popleft()
 
     def __deepcopy__(self, memo: object) -> "ByLengthCutter":
-        found = copy.copy(self)
-        found._windows = self._windows.copy()
-        return found
+        copied = copy.copy(self)
+        copied._windows = self._windows.copy()
+        return copied
 
     def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["Window", int]]:
         """Yield windows that are complete with this block, and the number of each batch after `after` or after the last committed one."""
@@ -139,10 +139,10 @@ class ByLengthCutter(Cutter):
 
     def _window(self, first: int, block: Block) -> "Window":
         """Return the window that begins there, which another cutter may have created."""
-        found = self._shared.get(first)
-        if found is None:
-            found = self._shared[first] = Window(first, min(self._size, self.length - first), block)
-        return found
+        window = self._shared.get(first)
+        if window is None:
+            window = self._shared[first] = Window(first, min(self._size, self.length - first), block)
+        return window
 
 
 class Window:
@@ -179,11 +179,11 @@ class Window:
 
     def cut(self, form: BatchForm | None, batch_size: int, tokens: int | None) -> int:
         """Cut the window into batches, the longest samples last, and return their number. Waits for the device."""
-        held = self.gathered
-        lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(held.sound) - 1
+        gathered = self.gathered
+        lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(gathered.sound) - 1
         if form is not None:
-            self._lengths = lengths_of(held.carried().leaves, form)
-            lengths[held.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
+            self._lengths = lengths_of(gathered.carried().leaves, form)
+            lengths[gathered.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
         # Stable: samples of equal length stay in the order of the sequence, whatever NumPy's other sorts do.
         order = np.argsort(lengths, kind="stable")
         bounds = [0]

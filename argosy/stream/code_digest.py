@@ -61,9 +61,11 @@ class CodeReader:
     def read(self, value: Any) -> "ValueDigest":
         """Digest a value and all parts that it refers to."""
         text = ValueText(self.whole)
-        said = text.of(value)
+        content = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
-        return ValueDigest(digest=hash_of("\n".join([said, *map(" ".join, parts)])), parts=parts, said=hash_of(said))
+        return ValueDigest(
+            digest=hash_of("\n".join([content, *map(" ".join, parts)])), parts=parts, said=hash_of(content)
+        )
 
     def parts_read(self) -> Iterator[tuple[Part, str]]:
         """Yield all parts read so far, each with its digest."""
@@ -138,8 +140,8 @@ class _PartWriter:
 
     def _inside(self, module: types.ModuleType, attributes: set[str]) -> None:
         """Collect what a function reaches by these attributes in a module of the user, and in modules inside it."""
-        found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
-        for name, value in found.items():
+        values = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
+        for name, value in values.items():
             if not isinstance(value, types.ModuleType):
                 settings = {f"{name}.{key}": setting_of(value, key, ValueText.HOLDERS) for key in sorted(attributes)}
                 for path, part in {name: value, **{p: v for p, v in settings.items() if type(v) in PLAIN}}.items():
@@ -177,12 +179,12 @@ def _class_attributes(kind: type) -> dict[str, Any]:
 
     When the first instance of an optimizer class is created, torch wraps its `step`, own or inherited; the wrapper is left out.
     """
-    found = dict(vars(kind))
-    if _without_hooks(found.get("step")) is not found.get("step"):
-        found["step"] = _without_hooks(found["step"])
-        if found["step"] is _without_hooks(getattr(super(kind, kind), "step", None)):
-            del found["step"]
-    return found
+    attributes = dict(vars(kind))
+    if _without_hooks(attributes.get("step")) is not attributes.get("step"):
+        attributes["step"] = _without_hooks(attributes["step"])
+        if attributes["step"] is _without_hooks(getattr(super(kind, kind), "step", None)):
+            del attributes["step"]
+    return attributes
 
 
 def _without_hooks(step: Any) -> Any:

@@ -39,11 +39,11 @@ def digest_of_labels(dataset: Any, length: int) -> str:
 
     Attributes of a Dataset nested in it count too. Empty if there are none.
     """
-    digest, found = hashlib.sha256(), False
+    digest, any_labels = hashlib.sha256(), False
     for name, numbers in _labels(dataset, length, MAX_DEPTH):
         digest.update(f"{name} {numbers.dtype}".encode() + np.ascontiguousarray(numbers).tobytes())
-        found = True
-    return digest.hexdigest() if found else ""
+        any_labels = True
+    return digest.hexdigest() if any_labels else ""
 
 
 def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -18,19 +18,19 @@ Copied = TypeVar("Copied", bound=nn.Module)
 def begin_copy(network: nn.Module) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy` of a network, with copies of the tensors that it refuses."""
     # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists and dicts.
-    held = [one for module in network.modules() for one in vars(module).values()]
-    held += [one for several in held if isinstance(several, list | tuple) for one in several]
-    held += [one for several in held if isinstance(several, dict) for one in several.values()]
-    refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
+    values = [one for module in network.modules() for one in vars(module).values()]
+    values += [one for several in values if isinstance(several, list | tuple) for one in several]
+    values += [one for several in values if isinstance(several, dict) for one in several.values()]
+    refused = [t for t in values if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
     return {id(t): t.detach().clone() for t in refused}
 
 
 def copy_network(network: Copied) -> Copied:
     """Return a copy of a network."""
     memo = begin_copy(network)
-    made = copy.deepcopy(network, memo)
+    copied = copy.deepcopy(network, memo)
     finish_copy(network, memo)
-    return made
+    return copied
 
 
 def finish_copy(network: nn.Module, memo: dict[int, Any]) -> None:
@@ -62,17 +62,17 @@ def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo or not isinstance(value, FunctionType):
         return memo.get(id(value), value)
     memo[id(value)] = value  # for a function that calls itself
-    held = value.__closure__ or (), value.__defaults__ or ()
-    cells, defaults = tuple(_cell(cell, memo) for cell in held[0]), tuple(_rebind_value(one, memo) for one in held[1])
-    if any(map(operator.is_not, (*cells, *defaults), (*held[0], *held[1]))):
-        memo[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
-        made.__kwdefaults__ = value.__kwdefaults__
-        vars(made).update(vars(value))
+    parts = value.__closure__ or (), value.__defaults__ or ()
+    cells, defaults = tuple(_cell(cell, memo) for cell in parts[0]), tuple(_rebind_value(one, memo) for one in parts[1])
+    if any(map(operator.is_not, (*cells, *defaults), (*parts[0], *parts[1]))):
+        memo[id(value)] = copied = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        copied.__kwdefaults__ = value.__kwdefaults__
+        vars(copied).update(vars(value))
     return memo[id(value)]
 
 
 def _cell(cell: CellType, memo: dict[int, Any]) -> CellType:
     with contextlib.suppress(ValueError):  # an empty cell
-        found = _rebind_value(cell.cell_contents, memo)
-        return cell if found is cell.cell_contents else CellType(found)
+        content = _rebind_value(cell.cell_contents, memo)
+        return cell if content is cell.cell_contents else CellType(content)
     return cell

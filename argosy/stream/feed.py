@@ -93,9 +93,9 @@ class _Feeder:
         )
         self._since = self._reported_at = time.monotonic()
 
-    def run(self, said: Iterable[Any]) -> None:
-        """Execute the driver's commands, those in `said` first, until it sends Exit or closes the connection."""
-        self._obey(said)
+    def run(self, commands: Iterable[Any]) -> None:
+        """Execute the driver's commands, those in `commands` first, until it sends Exit or closes the connection."""
+        self._obey(commands)
         self._watch(self.driver, lambda: self._obey(self.driver.receive()))
         for _ in range(self.preparation.wanted_loaders):
             self.preparation.start_loader()

@@ -79,9 +79,9 @@ class Heartbeat:
             raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MAX_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
         first[IN_USE] = max(first[IN_USE], number)
-        found = Heartbeat(self._memory, number)
-        found.rest()
-        return found
+        heartbeat = Heartbeat(self._memory, number)
+        heartbeat.rest()
+        return heartbeat
 
     # ---- for the writer
 

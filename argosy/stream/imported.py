@@ -27,12 +27,12 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
     for value in values:
         for read in _read_of(value):
             code.read(read)
-    found: dict[str, list[str]] = {}
+    digests: dict[str, list[str]] = {}
     for part, digest in code.parts_read():
         module = part.module if isinstance(part, Global) else part.__module__
         if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
-            found.setdefault(f"{module}.{part_name(part)}", []).append(digest)
-    return found
+            digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
+    return digests
 
 
 def _read_of(value: Any) -> Iterable[Any]:
@@ -40,15 +40,15 @@ def _read_of(value: Any) -> Iterable[Any]:
         return *(getattr(value, name) for name in FACTORIES), *value.metrics.values()
     if isinstance(value, Data):
         # For a Dataset only its class: its content may be large, and is sent with it.
-        given, code = (value.train, value.val, value.then), (types.FunctionType, functools.partial)
-        return [one if isinstance(one, code) else type(one) for one in given]
+        functions, code = (value.train, value.val, value.then), (types.FunctionType, functools.partial)
+        return [one if isinstance(one, code) else type(one) for one in functions]
     return [value]
 
 
 def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
     """Raise StudyError if this process has imported something that differs from `wanted`, the digests of another process."""
-    found = digest_imports(values)
-    others = [name for name in wanted if not {*found.get(name, ())} <= {*wanted[name]}]
+    digests = digest_imports(values)
+    others = [name for name in wanted if not {*digests.get(name, ())} <= {*wanted[name]}]
     if others:
         named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
         raise StudyError(

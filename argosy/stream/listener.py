@@ -191,7 +191,7 @@ class Listener:
             return True
         # The host with most callers loses one, so that strangers displace only callers of their own host.
         ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
-        oldest, caller = next(found for found in self._callers.items() if found[1].host == crowded)
+        oldest, caller = next(entry for entry in self._callers.items() if entry[1].host == crowded)
         if crowded == host and time.monotonic() - caller.since < GRACE_SECONDS:
             return False
         self._disconnect(oldest, "had not proved the run's key when too many others called")

@@ -47,10 +47,10 @@ class MappedFile:
         None if no name leads to the file any more, and for a copy-on-write map. Raises StudyError if the file has become too
         short for the array, because values are lost then.
         """
-        found = _place(*_bounds(array), _maps())
-        if found is None or not found[0].shared:
+        place = _place(*_bounds(array), _maps())
+        if place is None or not place[0].shared:
             return None
-        region, start, end = found
+        region, start, end = place
         file = region.file(end, given=True)
         return None if file is None else (file, start)
 
@@ -67,20 +67,20 @@ class MappedFile:
     def _change(self) -> str:
         """Return in words what is different; empty if nothing is."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116  # called for each block
+            status = os.stat(self.path)  # noqa: PTH116  # called for each block
         except FileNotFoundError:
             return "it is gone"
-        if found.st_size != self.bytes:
-            return f"it has {found.st_size} bytes; earlier it had {self.bytes}"
+        if status.st_size != self.bytes:
+            return f"it has {status.st_size} bytes; earlier it had {self.bytes}"
         if self.host != socket.gethostname():
             return ""
-        if found.st_ino != self.inode:
+        if status.st_ino != self.inode:
             return "another file has its name"
-        if self.times_ns is None or self.times_ns == _times_of(found):
+        if self.times_ns is None or self.times_ns == _times_of(status):
             return ""
-        if found.st_mtime_ns != self.times_ns[0]:
-            return f"it was written to at {_clock(found.st_mtime)}"
-        return f"its data or its attributes were changed at {_clock(found.st_ctime)}"
+        if status.st_mtime_ns != self.times_ns[0]:
+            return f"it was written to at {_clock(status.st_mtime)}"
+        return f"its data or its attributes were changed at {_clock(status.st_ctime)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,21 +108,21 @@ class _Region:
                 same = _place(*_bounds(again), _maps())
                 if self.shared and self.writable:
                     os.fsync(file.fileno())  # some file systems update the times only when they store what was written
-                found = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
         except (OSError, ValueError):  # ValueError: the file is empty
             return None
         if same is None or same[0].identity != self.identity:
             return None
-        if found.st_size < end:
+        if status.st_size < end:
             raise StudyError(
-                f"{self.path} has {found.st_size} bytes, but an array of Data maps {end} bytes of it: it was "
+                f"{self.path} has {status.st_size} bytes, but an array of Data maps {end} bytes of it: it was "
                 "truncated after it was opened. Write it again, and open it afterwards."
             )
         return MappedFile(
             path=self.path,
-            bytes=found.st_size,
-            inode=found.st_ino,
-            times_ns=_times_of(found) if given or not (self.shared and self.writable) else None,
+            bytes=status.st_size,
+            inode=status.st_ino,
+            times_ns=_times_of(status) if given or not (self.shared and self.writable) else None,
             host=socket.gethostname(),
         )
 
@@ -147,9 +147,9 @@ def _files(holder: Any, *, given: bool) -> tuple[MappedFile, ...]:
     memories, ends = [*_memories(holder)], dict[_Region, int]()
     maps = _maps() if memories else []
     for memory in memories:
-        found = _place(*_bounds(memory), maps)
-        if found is not None:
-            region, _, end = found
+        place = _place(*_bounds(memory), maps)
+        if place is not None:
+            region, _, end = place
             ends[region] = max(end, ends.get(region, 0))
     files = (region.file(end, given=given) for region, end in ends.items())
     return tuple(dict.fromkeys(file for file in files if file is not None))
@@ -157,9 +157,9 @@ def _files(holder: Any, *, given: bool) -> tuple[MappedFile, ...]:
 
 def _memories(holder: Any) -> Iterator[Any]:
     """Yield each array, dense tensor and map that an object holds at any depth, as found by the garbage collector."""
-    seen, left = set[int](), [holder]
-    while left:
-        one = left.pop()
+    seen, todo = set[int](), [holder]
+    while todo:
+        one = todo.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
@@ -178,7 +178,7 @@ def _memories(holder: Any) -> Iterator[Any]:
             if issubclass(kind, MEMORY) or (kind in TENSORS and _is_dense(one)):
                 yield one
             inner = gc.get_referents(one)
-        left += [value for value in inner if _may_hold(value)]
+        todo += [value for value in inner if _may_hold(value)]
 
 
 def _may_hold(value: Any) -> bool:
@@ -233,8 +233,8 @@ def _region(line: str) -> _Region | None:
     )
 
 
-def _times_of(found: os.stat_result) -> tuple[int, int]:
-    return found.st_mtime_ns, found.st_ctime_ns
+def _times_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_mtime_ns, status.st_ctime_ns
 
 
 def _clock(seconds: float) -> str:

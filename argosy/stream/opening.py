@@ -53,9 +53,9 @@ def open_sources(
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat, shards=shards or {})
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    found = probe_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
+    sources = probe_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
     prover.note_use(splits.values())
-    return found
+    return sources
 
 
 def make_opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
@@ -150,21 +150,21 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
 
 def identities_of_arrays(data: Data) -> dict[str, str]:
     """Return the identities of splits given as arrays or as a TensorDataset. Those of other splits are known only once the data are open."""
-    found: dict[str, str] = {}
+    identities: dict[str, str] = {}
     for split, dataset, arrays in (("train", data.train, data.arrays), ("val", data.val, data.val_arrays)):
         if arrays is not None or type(dataset) is TensorDataset:
             source = open_split(data, split, seed=0, heartbeat=Heartbeat.private())
-            found |= {split: source.identity} if isinstance(source, ArraySource) else {}
-    return found
+            identities |= {split: source.identity} if isinstance(source, ArraySource) else {}
+    return identities
 
 
 def probe_splits(
     splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
 ) -> dict[str, Source]:
     """Return the sources of the splits that `open_splits` returned."""
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for name, split in splits.items():
-        source = found[name] = probe_split(split, name, data, prover, seed=seed, heartbeat=heartbeat)
+        source = sources[name] = probe_split(split, name, data, prover, seed=seed, heartbeat=heartbeat)
         if isinstance(source, DatasetSource):
             source.facts = replace(source.facts, labels=digest_of_labels(unwrap_padding(split), source.length))
         if name != "train":
@@ -172,7 +172,7 @@ def probe_splits(
             drawn = isinstance(source, DatasetSource) and not facts.constant
             why = why_doubtful(unwrap_padding(train), unwrap_padding(split), drawn=drawn)
             source.facts = replace(facts, again=split is train, doubt=why)
-    return found
+    return sources
 
 
 def probe_split(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
@@ -228,9 +228,9 @@ def make_lazy_source(
     """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
 
     def open_own(heartbeat: Heartbeat) -> SamplePreparer:
-        given = data()
-        dataset = _as_dataset(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
-        preparing = _make_preparer(dataset, split, given, seed=seed, heartbeat=heartbeat)
+        opened = data()
+        dataset = _as_dataset(open_split(opened, split, seed=seed, heartbeat=heartbeat), facts)
+        preparing = _make_preparer(dataset, split, opened, seed=seed, heartbeat=heartbeat)
         if isinstance(dataset, SpooledDataset):
             return preparing
         with heartbeat.busy(format_activity(split), opaque=True):

@@ -76,7 +76,7 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
     starts = np.cumsum(lengths) - lengths
     state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
     shuffled = state.permutation(len(lengths))
-    found = [np.zeros(0, dtype=np.int64)]
+    parts = [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(shuffled), OPEN_SHARDS):
         beside = shuffled[first : first + OPEN_SHARDS]
         # One entry for each run of samples; shuffled, they say which shard comes next.
@@ -89,8 +89,8 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
             row[its] = SHARD_RUN * np.arange(len(its))
         rows = row[:, None] + np.arange(SHARD_RUN)
         # The last run of a shard may be shorter.
-        found.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
-    return np.concatenate(found)
+        parts.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
+    return np.concatenate(parts)
 
 
 def split_order(seed: int, split: str, epoch: int, length: int, shards: Sequence[int] = ()) -> Indices:

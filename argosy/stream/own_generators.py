@@ -27,7 +27,7 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 
 def own_generator_states(*parts: Any) -> list[bytes]:
     """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
-    return [_state(found) for found in _find_generators(parts) if not any(found is one for one in SEEDED)]
+    return [_state(generator) for generator in _find_generators(parts) if not any(generator is one for one in SEEDED)]
 
 
 def generators_of(function: Any) -> list[Any]:
@@ -35,11 +35,11 @@ def generators_of(function: Any) -> list[Any]:
 
     They are searched for in its attributes, in the arguments bound by partials, and in the globals and enclosing variables that its code names.
     """
-    found: list[Any] = []
+    generators: list[Any] = []
     for one in _reachable_code(function):
         named = _named(one) if isinstance(one, FunctionType) else [one]
-        found += [value for value in named if isinstance(value, GENERATORS)]
-    return [one for one in found if not any(one is seeded for seeded in SEEDED)]
+        generators += [value for value in named if isinstance(value, GENERATORS)]
+    return [one for one in generators if not any(one is seeded for seeded in SEEDED)]
 
 
 def uses_random_modules(function: Any) -> bool:
@@ -54,10 +54,10 @@ def uses_random_modules(function: Any) -> bool:
 
 def variables_of(function: Any) -> dict[str, Any]:
     """Return by name the variables that the code reached by a call reads: globals, enclosing variables, and attributes of functions."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for one in _reachable_code(function):
-        found |= {**_enclosing_variables(one), **vars(one)} if isinstance(one, FunctionType) else {}
-    return found
+        variables |= {**_enclosing_variables(one), **vars(one)} if isinstance(one, FunctionType) else {}
+    return variables
 
 
 def writes_in_place(function: Any) -> bool:
@@ -97,14 +97,14 @@ def _reachable_code(function: Any) -> Iterator[Any]:
 def _named(function: FunctionType) -> Collection[Any]:
     """Return the values that the code of a function, and of functions defined in it, reads from outside, and of the user's modules among them
     the attributes that it names."""
-    found = {id(value): value for value in _enclosing_variables(function).values()}
-    todo = list(found.values())
+    by_id = {id(value): value for value in _enclosing_variables(function).values()}
+    todo = list(by_id.values())
     for module in todo:
         if isinstance(module, ModuleType) and is_own_module(module.__name__):
             inside = [vars(module)[name] for name in _attributes_of(function.__code__) & vars(module).keys()]
-            todo += [value for value in inside if id(value) not in found]
-            found |= {id(value): value for value in inside}
-    return found.values()
+            todo += [value for value in inside if id(value) not in by_id]
+            by_id |= {id(value): value for value in inside}
+    return by_id.values()
 
 
 def _enclosing_variables(function: FunctionType) -> dict[str, Any]:
@@ -155,5 +155,5 @@ def _state(generator: Any) -> bytes:
         case random.Random():
             return pickle.dumps(generator.getstate())
         case _:
-            found: bytes = generator.get_state().numpy().tobytes()
-            return found
+            state: bytes = generator.get_state().numpy().tobytes()
+            return state

@@ -62,15 +62,15 @@ def pad_sample(sample: Any, ragged: Any) -> Any:
     if isinstance(ragged, Mapping):
         if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
             raise _misfit(sample, ragged)
-        found = {key: pad_sample(value, ragged.get(key)) for key, value in sample.items()}
+        padded = {key: pad_sample(value, ragged.get(key)) for key, value in sample.items()}
         lengths = {key: one for key, one in ragged.items() if isinstance(one, Ragged)}
-        masks = {one.mask: Mask(found[key].length) for key, one in lengths.items() if one.mask is not None}
-        if twice := sorted(masks.keys() & found.keys()):
+        masks = {one.mask: Mask(padded[key].length) for key, one in lengths.items() if one.mask is not None}
+        if twice := sorted(masks.keys() & padded.keys()):
             raise UnfitSample(
                 f"has {twice[0]!r}, which is also a mask= of Data.ragged. Remove the mask=, and add {twice[0]!r} "
                 "to Data.ragged with its own argosy.Ragged."
             )
-        return found | masks
+        return padded | masks
     if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
         raise _misfit(sample, ragged)
     parts = [pad_sample(value, one) for value, one in zip(sample, ragged, strict=True)]
@@ -111,9 +111,9 @@ def _tensor(leaf: Any) -> torch.Tensor:
         leaf = np.array(leaf)  # as tokenizers return them
     leaves, tree = sample_leaves(leaf)
     if tree is not None or not leaves[0].dim():
-        found = format_structure(tree) if tree is not None else "a single number"
+        described = format_structure(tree) if tree is not None else "a single number"
         raise UnfitSample(
-            f"has {found} where Data.ragged has an argosy.Ragged; it must be a tensor of at least one dimension. "
+            f"has {described} where Data.ragged has an argosy.Ragged; it must be a tensor of at least one dimension. "
             "Return one."
         )
     return leaves[0]
@@ -215,18 +215,20 @@ class BatchForm:
         def chosen(leaf: torch.Tensor) -> torch.Tensor:
             return leaf if rows is None else leaf.index_select(0, rows)
 
-        made = []
+        batch_leaves = []
         for values, length in self.parts:
             if length is None:
                 assert values is not None
-                made.append(chosen(leaves[values]))
+                batch_leaves.append(chosen(leaves[values]))
             elif values is None:
                 numbers = torch.arange(longest[length], device=leaves[length].device)
-                made.append((numbers < chosen(leaves[length])[:, None]).long())
+                batch_leaves.append((numbers < chosen(leaves[length])[:, None]).long())
             else:
-                cut = chosen(leaves[values][:, : longest[length]])
-                made.append(cut.clone(memory_format=torch.contiguous_format) if rows is None else cut)
-        return unflatten(made, self.tree)
+                shortened = chosen(leaves[values][:, : longest[length]])
+                batch_leaves.append(
+                    shortened.clone(memory_format=torch.contiguous_format) if rows is None else shortened
+                )
+        return unflatten(batch_leaves, self.tree)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -261,7 +263,7 @@ def lengths_of(leaves: Sequence[torch.Tensor], form: BatchForm) -> dict[int, npt
 
 def max_lengths(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
     """Return the maximum of each leaf of lengths, at least 1 because networks need one element."""
-    return {number: max(int(found.max(initial=0)), 1) for number, found in lengths.items()}
+    return {number: max(int(of_leaf.max(initial=0)), 1) for number, of_leaf in lengths.items()}
 
 
 def make_batch(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:

@@ -141,11 +141,11 @@ class Preparation:
                 idle = [loader for loader in self.loaders if loader.idle]
                 if not idle:
                     return False
-                given = self._next_task(filling.todo, idle)
-                if given is None:
+                assigned = self._next_task(filling.todo, idle)
+                if assigned is None:
                     break
-                given[1].give(given[0])
-                filling.todo.remove(given[0])
+                assigned[1].give(assigned[0])
+                filling.todo.remove(assigned[0])
         return False
 
     def _next_task(self, todo: Iterable[Task], idle: Sequence[Loader]) -> tuple[Task, Loader] | None:
@@ -225,10 +225,10 @@ class Preparation:
 
     def start_loader(self) -> None:
         """Start another loader worker."""
-        held = [*self.inherited(), *(other.connection for other in self.loaders)]
+        inherited = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
         number = next(n for n in range(1, len(used) + 2) if n not in used)
-        loader = start_loader(number, self.heartbeat, self.ring, self.sources, held)
+        loader = start_loader(number, self.heartbeat, self.ring, self.sources, inherited)
         self.loaders.append(loader)
         self.watch(loader)
 

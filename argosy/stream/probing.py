@@ -119,12 +119,12 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
 
 def _impure(split: str, dataset: Any, index: int, *, draws: bool) -> StudyError:
     """Return the error for a Dataset whose samples depend on more than their seeds."""
-    found = (
+    problem = (
         f"prepared sample {index} twice from the same seeds, and the results differ: it writes into stored data such "
         "as a cached tensor, or draws"
     )
     return StudyError(
-        f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {f'draws for sample {index}' if draws else found} from "
+        f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {f'draws for sample {index}' if draws else problem} from "
         "its own generator. Draw from `random`, `numpy.random` or torch's default generator (seeded for every sample), "
         "or derive the generator's seed from the index; write only into copies."
     )
@@ -192,9 +192,9 @@ def _leaves_of(
 
     def leaves(index: int, epoch: int = 0) -> Leaves:
         try:
-            found, tree = sample_leaves(preparing.prepare(base, index, epoch))
-            layout.check(found, tree)
-            return [leaf.clone() for leaf in found]  # a Dataset may reuse the memory for its next sample
+            read, tree = sample_leaves(preparing.prepare(base, index, epoch))
+            layout.check(read, tree)
+            return [leaf.clone() for leaf in read]  # a Dataset may reuse the memory for its next sample
         except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
             if not skip_errors:
                 raise sample_error(error, preparing.split, index) from error

@@ -58,8 +58,8 @@ class NetworkRendezvous:
     def _receive(self, peer: Peer) -> bool:
         """Execute a caller's requests. Returns whether it is still connected."""
         try:
-            for asked in peer.receive():
-                self._obey(peer, *asked)
+            for message in peer.receive():
+                self._obey(peer, *message)
                 self._answer_waiting()
         except (EOFError, WorkerError):
             self._waiting = [(other, names) for other, names in self._waiting if other is not peer]
@@ -67,8 +67,8 @@ class NetworkRendezvous:
             return False
         return True
 
-    def _obey(self, peer: Peer, asked: str, name: str, value: Any) -> None:
-        match asked:
+    def _obey(self, peer: Peer, command: str, name: str, value: Any) -> None:
+        match command:
             case "set":
                 self._entries[name] = value
                 peer.send(None)
@@ -115,8 +115,8 @@ class RendezvousStore(Store):
 
     def get(self, key: str) -> bytes:
         """Read an entry, waiting until it exists."""
-        found: bytes = self._ask("wait", self._name, [key])[0]
-        return found
+        value: bytes = self._ask("wait", self._name, [key])[0]
+        return value
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = FORMING) -> None:
         """Wait until these entries exist."""
@@ -142,15 +142,15 @@ class RendezvousStore(Store):
         """Close the connection."""
         self._peer.close()
 
-    def _ask(self, asked: str, name: str, value: Any, timeout: datetime.timedelta = FORMING) -> Any:
+    def _ask(self, command: str, name: str, value: Any, timeout: datetime.timedelta = FORMING) -> Any:
         deadline = time.monotonic() + timeout.total_seconds()
         with self._asking:
-            self._peer.send((asked, name, value))
+            self._peer.send((command, name, value))
             with contextlib.suppress(EOFError, WorkerError):
                 for answer in self._peer.wait(deadline - time.monotonic()):
                     return answer
             self._peer.close()  # a late answer would be taken for that to the next request
-        raise RuntimeError(f"the driver's store has not answered {asked} within {timeout}")
+        raise RuntimeError(f"the driver's store has not answered {command} within {timeout}")
 
 
 def open_store(rendezvous: str, size: int) -> Any:

@@ -47,8 +47,8 @@ class Ring:
     ) -> None:
         """Send a reader the memory and what it needs to read it. A dead reader is noticed by its end-of-file."""
         # cloudpickle: a sample may be a named tuple defined in the user's script.
-        told = cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards)))
-        peer.send(told, [self.descriptor])
+        message = cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards)))
+        peer.send(message, [self.descriptor])
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):

@@ -60,7 +60,7 @@ class Orders:
 
     def windows(self, split: str, epoch: int, *cut_by: int | None) -> MutableMapping[int, Any]:
         """Return the windows of an epoch, by first element, that cutters of all its samples share if they cut with the same values `cut_by`."""
-        self._windows = {key: found for key, found in self._windows.items() if key[1] >= epoch}
+        self._windows = {key: window for key, window in self._windows.items() if key[1] >= epoch}
         return self._windows.setdefault((split, epoch, *cut_by), WeakValueDictionary())
 
     def block(self, place: Place) -> Indices:

@@ -40,8 +40,8 @@ MAX_STATE_LENGTH = 4096
 
 def shard_count(stream: Any) -> int | None:
     """Return the number of a stream's shards; None if it does not give one."""
-    found = getattr(unwrap_padding(stream), "num_shards", None)
-    return found if isinstance(found, int) and found > 0 else None
+    count = getattr(unwrap_padding(stream), "num_shards", None)
+    return count if isinstance(count, int) and count > 0 else None
 
 
 def open_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[Any]]:

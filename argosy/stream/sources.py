@@ -85,9 +85,9 @@ class ArraySource(Source):
         self.arrays: tuple[Any, ...] = tuple(_gatherable(array, what) for array, what in named)
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
-            found = ", ".join(str(len(array)) for array in self.arrays)
+            listed = ", ".join(str(len(array)) for array in self.arrays)
             raise StudyError(
-                f"Data: the arrays of {split} have {found} rows. Pass arrays with the same number of rows, at least 1."
+                f"Data: the arrays of {split} have {listed} rows. Pass arrays with the same number of rows, at least 1."
             )
         self.split = split
         self.heartbeat = heartbeat
@@ -178,16 +178,16 @@ class DatasetSource(Source):
             return Filled(self._prepared(block, low, indices), len(indices), shards.made)
         if self.kept is None:
             return Filled(self._prepared(block, low, indices), len(indices))
-        here = self.kept.copy(block, low, indices) if self.facts.base is None else self.kept.has(indices)
-        missing = np.flatnonzero(~here)
+        are_kept = self.kept.copy(block, low, indices) if self.facts.base is None else self.kept.has(indices)
+        missing = np.flatnonzero(~are_kept)
         holes = []
         # Adjacent samples together, because `__getitems__` takes lists.
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:
-            self.kept.prefetch(indices[here])
+            self.kept.prefetch(indices[are_kept])
             with self.heartbeat.busy(self.doing):
-                for row in np.flatnonzero(here).tolist():
+                for row in np.flatnonzero(are_kept).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
 
@@ -205,8 +205,8 @@ class DatasetSource(Source):
         holes = []
         with self.heartbeat.busy(self.doing):
             for row, index in enumerate(indices.tolist()):
-                found = None if ready is None else ready[row]
-                holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, found))
+                ready_row = None if ready is None else ready[row]
+                holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, ready_row))
         return holes
 
     def _gather(self, indices: Indices, epoch: int) -> Sequence[Any] | None:

@@ -70,20 +70,20 @@ def open_for(
     processes notice the caller's end. ``most_kept`` limits the bytes of kept rows on disk. ``shards`` has known lengths of shards.
     """
     if not loaders:
-        given = data()
-        return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept), shards=shards)
+        opened = data()
+        return open_sources(opened, seed=seed, heartbeat=heartbeat, cache=cache_for(opened, most_kept), shards=shards)
     before = list_unforkable()
     empty, message = _Standby.fork()
     if message is not None:
         return _lazy_sources(data, message, seed=seed, heartbeat=heartbeat)
-    given = data()
-    splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
+    opened = data()
+    splits = open_splits(opened, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
     def learn() -> tuple[dict[str, Source], _Message]:
-        prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
-        found = probe_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
-        facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
-        return found, _Message(facts=facts, skip_errors=prover.skip_errors)
+        prover = Prover(cache_for(opened, most_kept), skip_errors=opened.on_error == "skip", keys={})
+        sources = probe_splits(splits, opened, prover, seed=seed, heartbeat=heartbeat)
+        facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in sources.items()}
+        return sources, _Message(facts=facts, skip_errors=prover.skip_errors)
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.end()  # no loader workers
@@ -95,7 +95,7 @@ def open_for(
         return {
             name: split
             if (facts := message.facts[name]) is None
-            else make_source(split, name, facts, given, seed=seed, heartbeat=heartbeat)
+            else make_source(split, name, facts, opened, seed=seed, heartbeat=heartbeat)
             for name, split in splits.items()
         }
     sources, message = learn()
@@ -184,13 +184,13 @@ def _wait(feeder: int, connection: Connection) -> _Message:
 
 def _has_opened(before: frozenset[str]) -> bool:
     """Return whether something was opened since then that a fork must not inherit; the log names it."""
-    left = list_unforkable() - before
-    if left:
+    unforkable = list_unforkable() - before
+    if unforkable:
         gc.collect()  # it may be garbage by now
-        left = list_unforkable() - before
-    if left:
-        print(f"not usable in a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
-    return bool(left)
+        unforkable = list_unforkable() - before
+    if unforkable:
+        print(f"not usable in a fork: {', '.join(sorted(unforkable))}. Each loader worker opens its own.", flush=True)
+    return bool(unforkable)
 
 
 def list_unforkable() -> frozenset[str]:
@@ -219,10 +219,10 @@ def list_unforkable() -> frozenset[str]:
 
 def _is_read(descriptor: int) -> bool:
     """Return whether the descriptor has a position or bytes that a read would consume."""
-    found = os.fstat(descriptor)
-    if stat.S_ISDIR(found.st_mode) or not stat.S_IFMT(found.st_mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode) or not stat.S_IFMT(status.st_mode):
         return False
-    if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MEMORY_DEVICES:
+    if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == MEMORY_DEVICES:
         return False
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
 

@@ -25,10 +25,10 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves from left to right, and the structure needed to rebuild the tree."""
     if type(tree) is tuple and len(tree) == 2 and type(tree[0]) is type(tree[1]) is Tensor:
         return [*tree], PAIR  # fast path, because this runs for every batch of every member
-    found = _parts(tree)
-    if found is None:
+    node = _parts(tree)
+    if node is None:
         return [tree], None
-    keys, children = found
+    keys, children = node
     parts = [flatten(child) for child in children]
     kind: Any = type(tree)
     if kind not in PLAIN:
@@ -84,8 +84,8 @@ def _build(leaves: Iterator[Any], structure: Structure) -> Any:
 
 def _make_container(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
     if keys is not None:
-        found, by_name = dict(zip(keys, children, strict=True)), is_dataclass(kind)
-        return found if kind is dict else kind(**found) if by_name else kind(found)
+        content, by_name = dict(zip(keys, children, strict=True)), is_dataclass(kind)
+        return content if kind is dict else kind(**content) if by_name else kind(content)
     return kind(*children) if hasattr(kind, "_fields") else kind(children)
 
 
@@ -97,8 +97,8 @@ def _container_type(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
     """
     children = [object() for _ in range(count)]
     try:
-        made = _make_container(kind, keys, children)
-        if (found := _parts(made)) is not None and found[1] == children:
+        container = _make_container(kind, keys, children)
+        if (parts := _parts(container)) is not None and parts[1] == children:
             return kind
     except (TypeError, ValueError, AttributeError):  # a user's class may check its arguments
         pass

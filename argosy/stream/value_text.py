@@ -284,15 +284,17 @@ class ValueText:
             case io.IOBase() | types.GeneratorType():
                 raise UnreadableContent(f"{value!r:.80}")
         try:
-            found = value.__reduce_ex__(4)
+            reduced = value.__reduce_ex__(4)
         except Exception as error:  # an object that cannot be pickled may raise anything
             raise UnreadableContent(
                 f"{type(value).__module__}.{type(value).__qualname__}, whose content cannot be read"
             ) from error
-        if isinstance(found, str):
-            return found
-        made, arguments, *rest = found
-        return self.join([made, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)])
+        if isinstance(reduced, str):
+            return reduced
+        constructor, arguments, *rest = reduced
+        return self.join(
+            [constructor, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)]
+        )
 
     def note_installed(self, module: str | None) -> None:
         """Note the package of an installed module."""
@@ -321,8 +323,8 @@ def part_key(part: Part) -> Hashable:
 def _module_of(value: Any) -> str | None:
     """Return the module of an object written in C."""
     holder = getattr(value, "__objclass__", value)
-    found: str | None = getattr(holder, "__module__", None)
-    return found
+    module: str | None = getattr(holder, "__module__", None)
+    return module
 
 
 def part_name(part: Part) -> str:

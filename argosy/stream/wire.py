@@ -196,10 +196,10 @@ class Peer:
 
     def _poll(self, deadline: float | None, events: int) -> bool:
         """Wait for these events, and until the socket is writable if there is something to write. Returns False when the time is over."""
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        remaining = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         poll = select.poll()
         poll.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
-        return bool(poll.poll(None if left is None else min(left * 1000, LONGEST_POLL)))
+        return bool(poll.poll(None if remaining is None else min(remaining * 1000, LONGEST_POLL)))
 
     def close(self) -> None:
         """Close the connection and discard unsent messages."""

@@ -44,13 +44,13 @@ def make_trackers(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
 
     Raises RunError for an unknown one or a missing library.
     """
-    found: dict[str, Tracker] = {}
+    by_name: dict[str, Tracker] = {}
     for tracker in [trackers] if isinstance(trackers, str) else trackers:
         name = tracker if isinstance(tracker, str) else type(tracker).__name__.lower()
-        if name in found:
+        if name in by_name:
             raise RunError(f"trackers has {name!r} twice. Remove one of them.")
-        found[name] = _make_tracker(tracker) if isinstance(tracker, str) else _check_tracker(tracker)
-    return found
+        by_name[name] = _make_tracker(tracker) if isinstance(tracker, str) else _check_tracker(tracker)
+    return by_name
 
 
 def _make_tracker(name: str) -> Tracker:

@@ -34,8 +34,8 @@ class TensorBoard:
         writer = self._writers[member]
         if member in self._hyperparameters:
             # The summary of hyper-parameters has to name the figures shown beside them.
-            made: Any = hparams
-            for summary in made(dict(self._hyperparameters.pop(member)), dict(figures)):
+            make_summaries: Any = hparams
+            for summary in make_summaries(dict(self._hyperparameters.pop(member)), dict(figures)):
                 writer.file_writer.add_summary(summary)
         for name, value in figures.items():
             writer.add_scalar(name, value, step)

@@ -125,10 +125,10 @@ def rungs(most: int, eta: int) -> tuple[int, ...]:
 
 def _deal_brackets(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
     """Return brackets for `trials` trials; the last bracket may have fewer than planned."""
-    found: list[Bracket] = []
+    dealt: list[Bracket] = []
     start = 0
     while start < trials:
-        size, budgets = table[len(found) % len(table)]
-        found.append(Bracket(trials=range(start, min(start + size, trials)), budgets=budgets))
+        size, budgets = table[len(dealt) % len(table)]
+        dealt.append(Bracket(trials=range(start, min(start + size, trials)), budgets=budgets))
         start += size
-    return found
+    return dealt

@@ -80,20 +80,20 @@ class Objectives:
         if self.constraints is None:
             return ()
         try:
-            found = self.constraints(reached)
+            values = self.constraints(reached)
         except Exception as error:  # boundary between the user's code and ours
             raise StudyError(
                 f"constraints raised {error!r} when called with a trial's results: {', '.join(sorted(reached))}. "
                 "Fix the function, and run the same command again."
             ) from error
-        if not isinstance(found, Sequence) or not all(
-            isinstance(value, int | float) and value == value for value in found
+        if not isinstance(values, Sequence) or not all(
+            isinstance(value, int | float) and value == value for value in values
         ):
             raise StudyError(
-                f"constraints returned {describe_value(found)}; it must return a list of numbers, for example "
+                f"constraints returned {describe_value(values)}; it must return a list of numbers, for example "
                 "[reached['seconds'] - 60]. A constraint is met if its number is at most 0."
             )
-        return tuple(map(float, found))
+        return tuple(map(float, values))
 
 
 def reached_metrics(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, float]:
@@ -124,11 +124,11 @@ def pareto_levels(costs: Sequence[Cost]) -> list[int]:
 
 def rank_costs(costs: Iterable[tuple[Cost, int]]) -> list[int]:
     """Return the trials, best first: by level, then those farthest from their neighbours first, then by trial number."""
-    found = [*costs]
-    fronts = _pareto_fronts([cost for cost, _ in found])
+    listed = [*costs]
+    fronts = _pareto_fronts([cost for cost, _ in listed])
     room = {values: space for front in fronts for values, space in _crowding_distances(front).items()}
-    known = _levels([cost for cost, _ in found], fronts)
-    keys = ((level, -room.get(cost.values, 0.0), trial) for level, (cost, trial) in zip(known, found, strict=True))
+    known = _levels([cost for cost, _ in listed], fronts)
+    keys = ((level, -room.get(cost.values, 0.0), trial) for level, (cost, trial) in zip(known, listed, strict=True))
     return [trial for _, _, trial in sorted(keys)]
 
 
@@ -136,9 +136,9 @@ def insert_ranked(trial: int, order: Sequence[int], cost_of: Callable[[int], Cos
     """Return an order from `rank_costs` with one more trial; with one objective, the others keep their order, so none are ranked again."""
     if len(cost_of(trial).values) > 1:
         return rank_costs((cost_of(one), one) for one in (*order, trial))
-    found = [*order]
-    insort(found, trial, key=lambda one: (*_scalar_level(cost_of(one)), one))
-    return found
+    ranked = [*order]
+    insort(ranked, trial, key=lambda one: (*_scalar_level(cost_of(one)), one))
+    return ranked
 
 
 def _scalar_level(cost: Cost) -> tuple[int, float]:
@@ -175,13 +175,13 @@ def _is_nondominated(one: Costs, front: Sequence[Costs]) -> bool:
 
 def _crowding_distances(front: Sequence[Costs]) -> dict[Costs, float]:
     """Return the distance between the neighbours of each value, summed over the objectives; infinite at the ends."""
-    found = dict.fromkeys(front, 0.0)
+    distances = dict.fromkeys(front, 0.0)
     for place in range(len(front[0])):
         order = sorted(front, key=itemgetter(place))
         width = order[-1][place] - order[0][place]
         if not 0 < width < math.inf:
             continue
-        found[order[0]] = found[order[-1]] = math.inf
+        distances[order[0]] = distances[order[-1]] = math.inf
         for before, one, after in zip(order, order[1:], order[2:], strict=False):
-            found[one] += (after[place] - before[place]) / width
-    return found
+            distances[one] += (after[place] - before[place]) / width
+    return distances

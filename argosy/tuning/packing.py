@@ -74,12 +74,12 @@ class Nearest:
 
     def _places(self, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
         """Return the sorted values of each numeric parameter: all possible ones if known, otherwise those of the waiting trials."""
-        found: dict[str, list[Any]] = {}
+        places: dict[str, list[Any]] = {}
         for name in dict.fromkeys(name for one in waiting for name in one.parameters):
             values = self.choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
             if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-                found[name] = sorted({*values})
-        return found
+                places[name] = sorted({*values})
+        return places
 
 
 def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], second: Mapping[str, Any]) -> int:

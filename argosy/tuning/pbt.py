@@ -59,10 +59,10 @@ class Pbt(Scheduler):
             self._missing = {one for one in self.racing if self.results.at(one, self._mark) is None}
 
     def _decide(self) -> None:
-        found = rank_costs(self.results.all_at(self.racing, self._mark))
+        ranked = rank_costs(self.results.all_at(self.racing, self._mark))
         # A failure counts in the generation that the trial did not finish, whenever it becomes known.
-        dead = [t for t in found if t in self.results.failed and self.results.sections(t) < self._mark]
-        alive = [t for t in found if t not in dead]
+        dead = [t for t in ranked if t in self.results.failed and self.results.sections(t) < self._mark]
+        alive = [t for t in ranked if t not in dead]
         order = [*alive, *dead]
         losers = {*dead, *order[len(order) - self.replaced :]}
         # If many trials have failed, the best of the others may have to end too, and are no sources then.

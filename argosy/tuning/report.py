@@ -67,15 +67,15 @@ class SearchReport:
     @property
     def best_trial(self) -> TrialResult:
         """The best trial by the rule of `argosy.tuning.trials`; raises RunError if no trial has a result that counts."""
-        found = self._best
-        if found is None:
+        trial = self._best
+        if trial is None:
             folder = self.run.directory
             raise RunError(
                 f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has "
                 "failed, diverged or been stopped, violates a constraint, or has no finite value. See `argosy "
                 f"status {shlex.quote(str(folder))}`."
             )
-        return found
+        return trial
 
     @property
     def _best(self) -> TrialResult | None:
@@ -187,9 +187,9 @@ class SearchReport:
         `again` describes how to resume the search. ``print(report)`` shows this text.
         """
         run, best, folder = self.run, self._best, shlex.quote(str(self.run.directory))
-        found: tuple[str, ...] = (f"Best: none yet, because no trial has a {run.objective} that counts.",)
+        lines: tuple[str, ...] = (f"Best: none yet, because no trial has a {run.objective} that counts.",)
         if best is not None:
-            found = self._best_lines(best)
+            lines = self._best_lines(best)
         columns, rows = self._columns_and_rows()
         of = f"{len(set(self.trials.values()))} trials, {format_counts(statuses(self.rows, self.trials))}; {self.epochs:g} epochs"
         more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
@@ -202,7 +202,7 @@ class SearchReport:
         }
         return replace(
             run.ending(),
-            best=found,
+            best=lines,
             columns=columns,
             rows=rows,
             note="",
@@ -337,8 +337,8 @@ class SearchReport:
     @classmethod
     def of(cls, run: Report, timeline: Iterable[tuple[float, Event]], study: Any) -> "SearchReport":
         """Build the report from a run's report, all journaled events as (seconds of the search, event), and Optuna's study."""
-        told = list(timeline)
-        state = RunState.of(event for _, event in told)
+        events = list(timeline)
+        state = RunState.of(event for _, event in events)
         # Only the rows know which members the study has left out.
         members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
         trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), PackSavings()
@@ -348,11 +348,11 @@ class SearchReport:
             parameters=trials.parameters,
             trials=trials.numbers,
             sources={name: one.source for name, one in state.members.items() if one.source and one.inherited},
-            seconds=told[-1][0] if told else 0.0,
+            seconds=events[-1][0] if events else 0.0,
             epochs=run.epochs,
-            packed_seconds=sum(packs.saved_by(event) for _, event in told),
-            first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if trials.best is None else _time_of_best(trials.best, told),
+            packed_seconds=sum(packs.saved_by(event) for _, event in events),
+            first_comparison_seconds=_first_comparison(events),
+            best_seconds=None if trials.best is None else _time_of_best(trials.best, events),
             scheduler=trials.terms["scheduler"],
             objectives=Objectives.of(trials.terms).modes,
             pareto=trials.pareto,
@@ -368,10 +368,10 @@ def _distinct_columns(taken: Collection[str], kind: str, values: Mapping[str, An
 TimedEvents = Sequence[tuple[float, Event]]
 
 
-def _first_comparison(told: TimedEvents) -> float | None:
+def _first_comparison(events: TimedEvents) -> float | None:
     """Return when all members that began with the search had ended their first section, or were over; None before."""
     began, waiting = False, set[str]()
-    for seconds, event in told:
+    for seconds, event in events:
         began = began or isinstance(event, RunStarted)
         if isinstance(event, Proposed) and not began:
             waiting.update(event.members or (event.member,))
@@ -382,10 +382,10 @@ def _first_comparison(told: TimedEvents) -> float | None:
     return None
 
 
-def _time_of_best(best: TrialResult, told: TimedEvents) -> float:
+def _time_of_best(best: TrialResult, events: TimedEvents) -> float:
     """Return when all members of the best trial had ended its best section."""
     first: dict[str, float] = {}
-    for seconds, event in told:
+    for seconds, event in events:
         if isinstance(event, SectionEnded) and event.member in best.members and event.epochs == best.best_epochs:
             first.setdefault(event.member, seconds)  # after a fault, a section may have been trained again
     return max(first.values())

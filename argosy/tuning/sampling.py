@@ -126,16 +126,16 @@ class StorageMirror:
 
     def settle(self, trials: list[FrozenTrial]) -> None:
         """Make the storage contain exactly these trials, and start the writer thread."""
-        there = self.study.get_trials(deepcopy=False)
-        if any(map(_contradicts, there, trials)) or len(there) > len(trials):
+        stored = self.study.get_trials(deepcopy=False)
+        if any(map(_contradicts, stored, trials)) or len(stored) > len(trials):
             optuna.delete_study(study_name=self.name, storage=self.storage)
-            self.study, there = self._open(), []
+            self.study, stored = self._open(), []
         study = self.storage.get_study_id_from_name(self.name)
-        for trial in there:
+        for trial in stored:
             number = self.storage.get_trial_id_from_study_id_trial_number(study, trial.number)
             self._known[trial.number] = (number, set(trial.intermediate_values))
         for trial in trials:  # Optuna refuses changes of finished ones
-            if not (trial.number < len(there) and there[trial.number].state.is_finished()):
+            if not (trial.number < len(stored) and stored[trial.number].state.is_finished()):
                 self._write(trial)
         self._writer.start()
 
@@ -214,8 +214,8 @@ class TrialStorage(InMemoryStorage):
         """Return the trials as they are or, while a sampler is asked, as it should see them."""
         # Optuna looks for enqueued trials while it asks the sampler, and has to find them as they are.
         if not self.asking or states == (TrialState.WAITING,):
-            found: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
-            return found
+            stored: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
+            return stored
         trials = map(_as_shown, super().get_all_trials(study_id, deepcopy=deepcopy))
         return [trial for trial in trials if states is None or trial.state in states]
 
@@ -281,22 +281,22 @@ class Sampling:
 
     def _ask_enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial with some parameters given; raises StudyError for values that are not in the space."""
-        given = dict(self.waiting[place])
-        found, built_from = self._given(
-            given, lambda why: StudyError(f"enqueue[{place}] is {given}, but {why}. Use values of the space.")
+        enqueued = dict(self.waiting[place])
+        sampled, built_from = self._given(
+            enqueued, lambda why: StudyError(f"enqueue[{place}] is {enqueued}, but {why}. Use values of the space.")
         )
-        if lacking := [name for name in given if name not in found]:
+        if lacking := [name for name in enqueued if name not in sampled]:
             raise StudyError(
                 f"enqueue[{place}] has {lacking[0]!r}, which the space does not suggest; it suggests "
-                f"{', '.join(found)}. Remove it."
+                f"{', '.join(sampled)}. Remove it."
             )
-        return found, built_from
+        return sampled, built_from
 
     @property
     def startup(self) -> int:
         """Number of trials that the sampler draws at random before it learns."""
-        found = inspect.signature(self.sampler).parameters.get(STARTUP)
-        return found.default if found is not None and isinstance(found.default, int) else 0
+        parameter = inspect.signature(self.sampler).parameters.get(STARTUP)
+        return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def _take_sampler(self) -> None:
         """Make the sampler for the next trial, with the trial's own seed, so that it is the same after a restart.
@@ -324,12 +324,12 @@ class Sampling:
         number = len(self._trials)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a space's warnings were shown when the trial was new
-            found, built_from = self._given(parameters, lambda why: RunError(_format_change(number, parameters, why)))
-        if found != parameters:
-            raise RunError(_format_change(number, parameters, f"the space now has {', '.join(found) or 'nothing'}"))
+            sampled, built_from = self._given(parameters, lambda why: RunError(_format_change(number, parameters, why)))
+        if sampled != parameters:
+            raise RunError(_format_change(number, parameters, f"the space now has {', '.join(sampled) or 'nothing'}"))
         if self.points is not None:
-            self.points.pop(_grid_key(found), None)
-        return found, built_from
+            self.points.pop(_grid_key(sampled), None)
+        return sampled, built_from
 
     def _given(
         self, parameters: Mapping[str, Any], refused: Callable[[str], Exception]
@@ -355,8 +355,8 @@ class Sampling:
         """Ordered values of the parameters that have at most `FEW`; empty if the space is a function."""
         if callable(self.space):
             return {}
-        found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
-        return {name: _values(name, distribution) for name, distribution in found.items()}
+        distributions = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
+        return {name: _values(name, distribution) for name, distribution in distributions.items()}
 
     def report(self, number: int, sections: int, value: float, constrained: Sequence[float] = ()) -> None:
         """Record a trial's value after `sections` sections, and its constraint values.
@@ -401,7 +401,7 @@ class Sampling:
 
     def _drop_waiting(self, parameters: Mapping[str, Any]) -> None:
         """Remove the first enqueued entry that these parameters contain."""
-        place = next((place for place, given in self.waiting.items() if given.items() <= parameters.items()), None)
+        place = next((place for place, waiting in self.waiting.items() if waiting.items() <= parameters.items()), None)
         if place is not None:
             del self.waiting[place]
 
@@ -440,8 +440,8 @@ def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
 
 
 def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
-    made = unwrap_partials(sampler)
-    return isinstance(made, type) and issubclass(made, kinds)
+    kind = unwrap_partials(sampler)
+    return isinstance(kind, type) and issubclass(kind, kinds)
 
 
 def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
@@ -536,9 +536,9 @@ def _neighbor(distribution: Any, value: Any, draw: random.Random) -> Any:
         if step is not None:
             # At least one step.
             change = (round(change / step) or math.copysign(1, factor - 1.0)) * step
-        found = type(value)(min(max(value + change, distribution.low), distribution.high))
-        if found != value:
-            return found
+        neighbor = type(value)(min(max(value + change, distribution.low), distribution.high))
+        if neighbor != value:
+            return neighbor
     return value
 
 

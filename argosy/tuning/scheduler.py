@@ -55,8 +55,8 @@ class Results:
 
     def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[Cost, int]]:
         """Return (cost, trial) for each of these trials that has reached `sections` sections."""
-        found = ((self.at(trial, sections), trial) for trial in trials)
-        return [(cost, trial) for cost, trial in found if cost is not None]
+        costs = ((self.at(trial, sections), trial) for trial in trials)
+        return [(cost, trial) for cost, trial in costs if cost is not None]
 
     def until(self, trial: int, sections: int) -> list[float]:
         """Return a trial's costs in the first objective up to `sections` sections; NaN is returned as infinity."""

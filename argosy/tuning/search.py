@@ -100,13 +100,13 @@ class Search:
 
     def __post_init__(self) -> None:
         check_callable("build", self.build, "a function that takes the parameters and returns an argosy.Member")
-        told = ("epochs",) if _takes_epochs(self.build) else ()
+        keywords = ("epochs",) if _takes_epochs(self.build) else ()
         check_takes(
             "build",
             self.build,
             1,
             "a function that takes the parameters as one dictionary and returns an argosy.Member",
-            told,
+            keywords,
         )
         if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
             raise StudyError(
@@ -252,13 +252,13 @@ class Search:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":
             raise StudyError(f"scheduler {self.scheduler!r} does not determine the number of trials. Set n_trials.")
-        found = self.n_trials or sum(size for size, _ in table(self.most, self.eta))
-        if len(self.enqueue) > found:
+        count = self.n_trials or sum(size for size, _ in table(self.most, self.eta))
+        if len(self.enqueue) > count:
             raise StudyError(
-                f"enqueue has {len(self.enqueue)} trials, but the search has {found}, so the last ones would never "
+                f"enqueue has {len(self.enqueue)} trials, but the search has {count}, so the last ones would never "
                 "be tried. Increase n_trials."
             )
-        return found
+        return count
 
     @property
     def objectives(self) -> Objectives:

@@ -77,15 +77,15 @@ class TrialResult:
         for number, value in enumerate(() if wrong else values):
             if best is None or is_better(value, values[best], objectives.mode):
                 best = number
-        found = {} if best is None else reached_metrics((one.sections[: best + 1], one.parameters) for one in members)
+        metrics = {} if best is None else reached_metrics((one.sections[: best + 1], one.parameters) for one in members)
         return cls(
             name=name,
             members=tuple(one.name for one in members),
             status=last.status,
             reason=f"{last.name}: {last.reason}" if wrong else last.reason,
             epochs=min(one.epochs for one in members),
-            metrics={name: value for name, value in found.items() if name not in TOTALS},
-            totals=_totals(found),
+            metrics={name: value for name, value in metrics.items() if name not in TOTALS},
+            totals=_totals(metrics),
             best_epochs=None if best is None else by_all[best][0].epochs,
         )
 
@@ -100,8 +100,8 @@ class TrialResult:
         return {**self.metrics, **self.totals}
 
 
-def _totals(found: Mapping[str, float]) -> dict[str, float]:
-    return {name: found[name] for name in TOTALS if name in found}
+def _totals(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: metrics[name] for name in TOTALS if name in metrics}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,10 +141,10 @@ class TrialsSoFar:
                 return row.status
             return PRUNED if is_out(row.reason) or (over and last[event.trial] == row.name) else row.status
 
-        said = state.constrained
-        rows = [replace(row, status=status(row), constraints=said.get(row.name, ())) for row in rows]
-        found, pareto = _order_rows(rows, proposed, ends, objectives)
-        return cls(rows=found, pareto=pareto, proposed=proposed, terms=terms, per_epoch=per_epoch)
+        constraints = state.constrained
+        rows = [replace(row, status=status(row), constraints=constraints.get(row.name, ())) for row in rows]
+        ordered, pareto = _order_rows(rows, proposed, ends, objectives)
+        return cls(rows=ordered, pareto=pareto, proposed=proposed, terms=terms, per_epoch=per_epoch)
 
     @property
     def best(self) -> TrialResult | None:
@@ -193,11 +193,11 @@ def _order_rows(
             event, value = trials.get(name), costs[name].values[0]
             number = math.inf if event is None else event.trial
             places[name] = (one, level, math.inf if math.isnan(value) else value, number)
-    found = sorted(rows, key=lambda row: places[row.name])
-    compared = [row for row in found if row.name in trials and not any(kinds[row.name][:3])]
+    ordered = sorted(rows, key=lambda row: places[row.name])
+    compared = [row for row in ordered if row.name in trials and not any(kinds[row.name][:3])]
     compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
     level_of = pareto_levels([costs[row.name] for row in compared])
-    return tuple(found), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
+    return tuple(ordered), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,11 +26,11 @@ def groups(scheduler: Scheduler, *, order: Brackets) -> list[range]:
 
 def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
     """Return the waves: one per group, or several of at most `most` trials each."""
-    found: list[range] = []
+    ranges: list[range] = []
     for group in groups:
         size = most or len(group)
-        found += [range(start, min(start + size, group.stop)) for start in range(group.start, group.stop, size)]
-    return tuple(found)
+        ranges += [range(start, min(start + size, group.stop)) for start in range(group.start, group.stop, size)]
+    return tuple(ranges)
 
 
 def default_wave_size(trials: int) -> int:

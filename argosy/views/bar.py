@@ -70,9 +70,9 @@ class Notebook(Watching):
         self._show(self.screen(Phase.OVER))
 
     def _show(self, screen: Screen) -> None:
-        told = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)
+        lines = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)
         bar = f'<progress max="1" value="{min(screen.share, 1.0):.4f}"></progress>'
-        self._update(f"{told}{bar} {as_html(format_screen_line(screen))}")
+        self._update(f"{lines}{bar} {as_html(format_screen_line(screen))}")
 
 
 def _in_notebook() -> bool:

@@ -30,10 +30,10 @@ def format_screen_line(screen: Screen) -> str:
     """Return the screen as one line of text."""
     if not screen.epochs:
         return f"{screen.phase[0].upper()}{screen.phase[1:]}, {format_duration(screen.seconds)} so far."
-    left = f", {_format_time_left(screen)}" if _format_time_left(screen) else ""
+    time_left = f", {_format_time_left(screen)}" if _format_time_left(screen) else ""
     best = "" if screen.best is None else f"; best {screen.objective} {screen.best.told} ({screen.best.name})"
     slow = f"; bottleneck: {screen.bottleneck.stage}" if screen.bottleneck is not None else ""
-    return f"{screen.share:.0%} of all epochs ({_format_epochs(screen)}){left}; {_counts(screen)}{best}{slow}"
+    return f"{screen.share:.0%} of all epochs ({_format_epochs(screen)}){time_left}; {_counts(screen)}{best}{slow}"
 
 
 def draw(screen: Screen, width: int, height: int) -> RenderableType:
@@ -55,17 +55,17 @@ def draw(screen: Screen, width: int, height: int) -> RenderableType:
 
 
 def _lines(lines: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    found = [as_text(text, style) for text, style in lines]
-    for text in found:
+    texts = [as_text(text, style) for text, style in lines]
+    for text in texts:
         text.no_wrap = True
         text.truncate(width, overflow="ellipsis")
-    return found
+    return texts
 
 
 def _title(screen: Screen) -> tuple[str, str]:
-    left = f" · {_format_time_left(screen)}" if _format_time_left(screen) else ""
+    time_left = f" · {_format_time_left(screen)}" if _format_time_left(screen) else ""
     share = f"{screen.share:.0%}, {_format_epochs(screen)} epochs · " if screen.epochs else ""
-    return f"{share}{screen.phase}, {format_duration(screen.seconds)}{left} · {screen.directory.name}", "bold"
+    return f"{share}{screen.phase}, {format_duration(screen.seconds)}{time_left} · {screen.directory.name}", "bold"
 
 
 def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
@@ -75,11 +75,11 @@ def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
     else:
         lines += [(_device_line(device), "") for device in screen.devices]
     if screen.bottleneck is not None:
-        told = f"Bottleneck: {screen.bottleneck.verdict}"
+        bottleneck = f"Bottleneck: {screen.bottleneck.verdict}"
         lines += [
             (line, "")
             for line in textwrap.wrap(
-                told,
+                bottleneck,
                 width - 1,
                 subsequent_indent="  ",
                 max_lines=BOTTLENECK_LINES,
@@ -151,21 +151,21 @@ def _fleet(devices: Sequence[DeviceRow]) -> str:
 
 def _table(screen: Screen, shown: Sequence[Row], width: int) -> list[tuple[str, str]]:
     labels = _labels(screen.rows, int(width * LONG_NAME))
-    found = dict.fromkeys(name for row in shown for name in row.metrics if name not in (screen.objective, "lr"))
-    asked = [name for name in found if name.startswith("val_")]
-    others = [name for name in found if name not in asked]
+    metrics = dict.fromkeys(name for row in shown for name in row.metrics if name not in (screen.objective, "lr"))
+    validated = [name for name in metrics if name.startswith("val_")]
+    others = [name for name in metrics if name not in validated]
     parameters = dict.fromkeys(name for row in shown for name in row.parameters)
     rows = [
         [
             *(labels[row.name], _format_number(row.metrics.get(screen.objective))),
-            *(_format_progress(row), *(_format_number(row.metrics.get(name)) for name in asked)),
+            *(_format_progress(row), *(_format_number(row.metrics.get(name)) for name in validated)),
             *(row.status, *(row.parameters.get(name, "") for name in parameters)),
             *(_format_number(row.loss), *(_format_number(row.metrics.get(name)) for name in others)),
         ]
         for row in shown
     ]
     what = "member" if screen.search is None else "trial"
-    columns = [what, f"best {screen.objective}", "epoch", *asked, "status", *parameters, "loss", *others]
+    columns = [what, f"best {screen.objective}", "epoch", *validated, "status", *parameters, "loss", *others]
     head, *lines = text_table(columns, rows, width - 1)
     styles = [STYLES.get(row.status, "bold" if row is screen.rows[0] and row.metrics else "") for row in shown]
     return [(head, "bold"), *zip(lines, styles, strict=True)]

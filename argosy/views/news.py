@@ -74,8 +74,8 @@ class News:
     def _start(self, plan: Plan) -> None:
         """Add flotillas that start; they replace those on the same devices."""
         taken = {device for flotilla in plan.flotillas for device in flotilla.devices}
-        left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]
-        self.flotillas = [*left, *plan.flotillas]
+        remaining = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]
+        self.flotillas = [*remaining, *plan.flotillas]
 
     def samples_begun(self, member: str) -> int:
         """Return the samples of the current section that the member has trained on here, up to its last report."""

@@ -43,7 +43,7 @@ class Notices:
         if isinstance(message, MemberStarted):
             new = {f"{message.member}: {note}" for note in message.notes} - self._noted
             self._noted |= new
-            return [told for note in sorted(new) for told in self._first("note", note, "yellow")]
+            return [notice for note in sorted(new) for notice in self._first("note", note, "yellow")]
         if isinstance(message, SharingChosen) and message.reason != "one node":
             return [(f"Nodes share the stream: {message.sharing} ({message.reason})", "")]
         return []

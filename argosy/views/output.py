@@ -96,8 +96,8 @@ def print_output(value: str | dict[str, Any], *, every: bool = False, table: str
     if isinstance(value, str):
         _write_text(escape_unprintable(value), sys.stdout)
     else:
-        told = without_infinities({"schema": SCHEMA, **value})
-        _write_text(_json(told if every else shorten_lists(told, only=table)), reserve_stdout())
+        shown = without_infinities({"schema": SCHEMA, **value})
+        _write_text(_json(shown if every else shorten_lists(shown, only=table)), reserve_stdout())
 
 
 def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:

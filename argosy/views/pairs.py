@@ -14,9 +14,9 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
     names = list(dict.fromkeys(pair.members[0] for pair in pairs))
     title = "saved by two on one device (*: one program stepped both)"
     table = Table("", *names, box=None, pad_edge=False, title=title, title_justify="left")
-    found = {pair.members: pair for pair in pairs} | {pair.members[::-1]: pair for pair in pairs}
+    by_pair = {pair.members: pair for pair in pairs} | {pair.members[::-1]: pair for pair in pairs}
     for name in names:
-        table.add_row(name, *(_cell(found[name, other]) for other in names))
+        table.add_row(name, *(_cell(by_pair[name, other]) for other in names))
     return table
 
 

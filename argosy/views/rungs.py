@@ -46,14 +46,14 @@ def fill_brackets(
             epochs[trial] = max(epochs.get(trial, 0.0), row.epochs)
     most = sections_in(terms["max_epochs"], per_epoch)
     scheduler, eta, count = terms["scheduler"], terms["eta"], terms["n_trials"]
-    found: list[tuple[range, Iterable[tuple[int | None, int]]]]
+    counted: list[tuple[range, Iterable[tuple[int | None, int]]]]
     if scheduler == "hyperband":
         order: Brackets = terms["brackets"]
         brackets = Hyperband(most=most, eta=eta, trials=count, order=order)
-        found = [(one.trials, brackets.counts(one)) for one in brackets.brackets]
+        counted = [(one.trials, brackets.counts(one)) for one in brackets.brackets]
     else:
         budgets = rungs_of(most, eta if scheduler == "asha" else 2)
-        found = [(range(max(epochs, default=-1) + 1), [(None, budget) for budget in budgets])]
+        counted = [(range(max(epochs, default=-1) + 1), [(None, budget) for budget in budgets])]
     return [
         FilledBracket(
             trials=trials,
@@ -66,7 +66,7 @@ def fill_brackets(
                 for of, budget in counts
             ),
         )
-        for trials, counts in found
+        for trials, counts in counted
     ]
 
 

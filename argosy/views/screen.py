@@ -132,11 +132,11 @@ def screen_of(question: ScreenContext, state: RunState, news: News, *, phase: st
     """Return the screen at time `now`."""
     study, states = question.study, {name: state.members.get(name, MemberState(name)) for name in question.study.names}
     begun = {name: _begun_part(member, state, news) for name, member in states.items()}
-    left = _epochs_left(study, states, begun, rules_alone=question.expected is None and study.ensemble is None)
-    to_come = question.expected() if question.expected is not None else sum(left.values())
+    epochs_left = _epochs_left(study, states, begun, rules_alone=question.expected is None and study.ensemble is None)
+    to_come = question.expected() if question.expected is not None else sum(epochs_left.values())
     epochs = sum(member.own_epochs + begun[name] for name, member in states.items())
     seconds, limit = now - question.began, diagnose(news.gauges.items())
-    left_seconds = _seconds_by_plan(state, news, left, to_come)
+    left_seconds = _seconds_by_plan(state, news, epochs_left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
     trials = TrialsSoFar.of(state, states) if state.searches else None
@@ -177,7 +177,7 @@ def _epochs_left(
     are done under earlier rules, and go on when training begins."""
     bounds = {member.name: study.stop_of(member).max_epochs for member in study.members}
     longest = max((bound for bound in bounds.values() if bound is not None), default=1)
-    left = {}
+    epochs_left = {}
     for name, state in states.items():
         goes_on = (
             rules_alone and state.status == "done" and study.stop_of(study.member(name)).reason(state.history) is None
@@ -186,8 +186,8 @@ def _epochs_left(
             # Without a bound, the longest of the others counts, or twice what the member has done.
             bound = bounds[name]
             whole = max(longest, 2 * state.epochs) if bound is None else bound
-            left[name] = max(whole - state.epochs - begun[name], 0.0)
-    return left
+            epochs_left[name] = max(whole - state.epochs - begun[name], 0.0)
+    return epochs_left
 
 
 def _seconds_by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
@@ -272,12 +272,12 @@ def _rows(
 
 
 def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mapping[str, float]) -> tuple[Row, ...]:
-    found = trials.parameters
-    names = differing_parameters(found)
+    by_trial = trials.parameters
+    names = differing_parameters(by_trial)
 
     def row(of: TrialResult) -> Row:
         losses = [news.losses[name] for name in of.members if name in news.losses]
-        parameters = found.get(of.name, {})
+        parameters = by_trial.get(of.name, {})
         return Row(
             name=of.name,
             differs="",
@@ -293,12 +293,14 @@ def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mappin
 
 
 def _search_progress(trials: TrialsSoFar) -> SearchProgress:
-    found = trials.parameters
+    parameters = trials.parameters
     return SearchProgress(
         begun=len({*trials.numbers.values()}),
         # A population begins clones as long as it lasts.
         of=None if trials.terms["scheduler"] == "pbt" else trials.terms["n_trials"],
-        best="" if trials.best is None else format_parameters(found[trials.best.name], differing_parameters(found)),
+        best=""
+        if trials.best is None
+        else format_parameters(parameters[trials.best.name], differing_parameters(parameters)),
         rungs=rungs_of_all(trials),
     )
 
@@ -317,5 +319,5 @@ def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
 
 def _reached(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
     """Return the objectives of members in their best sections."""
-    found = {name: state.best for name, state in states.items() if state.status not in FAILED_STATUSES}
-    return {name: best.metrics.get(study.objective, math.nan) for name, best in found.items() if best is not None}
+    best_of = {name: state.best for name, state in states.items() if state.status not in FAILED_STATUSES}
+    return {name: best.metrics.get(study.objective, math.nan) for name, best in best_of.items() if best is not None}

@@ -21,9 +21,9 @@ LEAST_SAVED = 0.005
 
 def search_table(report: SearchReport) -> Group:
     """Return all trials of a search, best first, what was saved, and how soon the best was found."""
-    found = report.ending()
-    table = _table(*found.columns, "reason")
-    for cells, row in zip(found.rows, report.rows, strict=True):
+    ending = report.ending()
+    table = _table(*ending.columns, "reason")
+    for cells, row in zip(ending.rows, report.rows, strict=True):
         table.add_row(*(as_text(format_value(cell)) for cell in (*cells, last_line(row.reason))))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "

@@ -77,11 +77,11 @@ class TrackerFeed:
         self._anew = {
             member.name: f"~{member.aside.rpartition('-')[2]}" for member in state.members.values() if member.aside
         }
-        told, searched = self._logged_before(), _searched(state.proposed.values())
+        logged, searched = self._logged_before(), _searched(state.proposed.values())
         for member in state.members.values():
             known_as = self._tracker_name_of(member.name)
-            missed = [row for row in member.own_sections if row.epochs > told.get(known_as, 0.0)]
-            if missed or (member.status in FINAL_STATUSES and known_as not in told):
+            missed = [row for row in member.own_sections if row.epochs > logged.get(known_as, 0.0)]
+            if missed or (member.status in FINAL_STATUSES and known_as not in logged):
                 for method, (name, *arguments) in _missed_calls(member, missed, job.study, searched):
                     self._calls.put((method, (self._tracker_name_of(name), *arguments)))
         self._thread.start()
@@ -113,9 +113,9 @@ class TrackerFeed:
         Returns why it has missed something, if it has.
         """
         self._calls.put(None)
-        asked = time.monotonic()
-        while (left := min(deadline, max(asked, self._came_back) + call_seconds) - time.monotonic()) > 0:
-            self._thread.join(left)
+        started = time.monotonic()
+        while (remaining := min(deadline, max(started, self._came_back) + call_seconds) - time.monotonic()) > 0:
+            self._thread.join(remaining)
             if not self._thread.is_alive():
                 break
         self._left = self._thread.is_alive()
@@ -148,10 +148,10 @@ class TrackerFeed:
         text = (
             "\n".join(line.decode(errors="replace") for line in read_lines(self._told)) if self._told.exists() else ""
         )
-        told: dict[str, float] = {}
+        logged: dict[str, float] = {}
         for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text):
-            told[member] = max(float(epochs), told.get(member, 0.0))
-        return told
+            logged[member] = max(float(epochs), logged.get(member, 0.0))
+        return logged
 
 
 class Tracked:

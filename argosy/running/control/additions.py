@@ -103,14 +103,14 @@ class Additions:
         """Raise StudyError if the file's study has another seed or other data, because its members would train differently here."""
         seed, data = self.run.study.seed, self.run.data
         known = {} if data is None else data.fingerprints
-        found = [
+        differences = [
             f"different samples in Data.{split}" for split, digest in fingerprints.items() if known.get(split) != digest
         ]
         if study.seed != seed:
-            found.insert(0, f"seed {study.seed} (the run: {seed})")
-        if found:
+            differences.insert(0, f"seed {study.seed} (the run: {seed})")
+        if differences:
             raise StudyError(
-                f"its study has {'; '.join(found)}. All members of a run share seed and data. Create it from the "
+                f"its study has {'; '.join(differences)}. All members of a run share seed and data. Create it from the "
                 "run's study: dataclasses.replace(study, members=[...])."
             )
 
@@ -134,10 +134,10 @@ def _check_modules(folder: Path, modules: Mapping[str, str]) -> None:
     importlib.invalidate_caches()
     path = [*sys.path, str(folder)]
     for name, file in modules.items():
-        found = _file_of(name, path)
-        if found != file:
+        actual = _file_of(name, path)
+        if actual != file:
             raise StudyError(
-                f"its module {name!r} is {file}, but in the run a module of that name is {found}. Rename it."
+                f"its module {name!r} is {file}, but in the run a module of that name is {actual}. Rename it."
             )
 
 

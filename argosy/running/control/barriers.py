@@ -132,10 +132,10 @@ class Barriers(DriverPart):
         return {name: verdict for name, verdict in verdicts.items() if verdict.fate is not Fate.GO_ON}
 
     def _verdict(self, leg: LiveLeg, member: str) -> Verdict:
-        verdict, here = self.positions.verdict(member), self._next_section(member)
-        leg.free_until[member] = here + (verdict.certain if verdict.fate is Fate.GO_ON else 0)
+        verdict, section = self.positions.verdict(member), self._next_section(member)
+        leg.free_until[member] = section + (verdict.certain if verdict.fate is Fate.GO_ON else 0)
         if verdict.longest is not None:
-            leg.last[member] = here + verdict.longest
+            leg.last[member] = section + verdict.longest
         return verdict
 
     def _next_section(self, member: str) -> int:

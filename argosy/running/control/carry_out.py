@@ -99,9 +99,9 @@ class CarryOut(DriverPart):
 
     def publish(self, plan: Plan) -> None:
         """Journal a plan whose flotillas have started."""
-        told = plan.to_json()
-        self.record(PlanMade(plan=told))
-        write_json(self.run.directory / "plan.json", told)
+        as_json = plan.to_json()
+        self.record(PlanMade(plan=as_json))
+        write_json(self.run.directory / "plan.json", as_json)
 
     def release_idle(self) -> None:
         """Let trainers without members release the block that they measured on."""
@@ -189,8 +189,8 @@ class CarryOut(DriverPart):
 
     def _start(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send a trainer its assignment, after journaling the stream epochs of its members."""
-        there, measured = set(leg.assignments[device].members), self.cost_table.measured
-        names = [name for name in start if name in there]
+        assigned, measured = set(leg.assignments[device].members), self.cost_table.measured
+        names = [name for name in start if name in assigned]
         assigned_event = self.positions.assigned_event(names)
         if assigned_event is not None:
             self.record(assigned_event)
@@ -383,8 +383,8 @@ class CarryOut(DriverPart):
         """Continue without a node; return its devices."""
         run = self.run
         run.cluster = run.cluster.without(node)
-        left = ", ".join(other.name for other in run.cluster.nodes)
-        self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run continues with {left}"))
+        remaining = ", ".join(other.name for other in run.cluster.nodes)
+        self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run continues with {remaining}"))
         return self.pool.abandon(node, answers=answers)
 
     def unassign_lost(self, device: str) -> list[str]:
@@ -395,10 +395,10 @@ class CarryOut(DriverPart):
         gone = self._unsaved(device)
         off = list(gone)
         for leg in self.legs.live:
-            here = list(leg.assignments[device].members) if device in leg.assignments else []
+            names = list(leg.assignments[device].members) if device in leg.assignments else []
             starting = leg.starting.pop(device, None)
-            gone += [name for name in here if starting is None or name not in starting.start]
-            off += here
+            gone += [name for name in names if starting is None or name not in starting.start]
+            off += names
         self._remove(device, gone, off)
         return gone
 
@@ -441,8 +441,8 @@ class CarryOut(DriverPart):
 
     def regroup(self, legs: Iterable[LiveLeg] | None) -> list[str]:
         """Let the trainers of some or all legs save and release their members; return these trainers."""
-        asked = self.legs.live if legs is None else self._paused_with(legs)
-        new = [leg for leg in asked if leg.gate is not Gate.REGROUPING]
+        chosen = self.legs.live if legs is None else self._paused_with(legs)
+        new = [leg for leg in chosen if leg.gate is not Gate.REGROUPING]
         numbers = None if legs is None else {leg.number for leg in new}
         leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
         # Each once: a member that moves within its leg is in both lists.
@@ -458,13 +458,13 @@ class CarryOut(DriverPart):
 
     def _paused_with(self, legs: Iterable[LiveLeg]) -> list[LiveLeg]:
         """Return these legs and those whose devices still save their members, because a trainer that pauses releases all its members."""
-        found = list(legs)
-        for leg in found:  # the list grows meanwhile, so legs that are paused with those found are found too
+        paused = list(legs)
+        for leg in paused:  # the list grows meanwhile, so legs that are paused with those found are found too
             savers = {its.device for its in self.members.leaving.values() if its.leg == leg.number}
-            found += [
-                other for other in self.legs.live if other not in found and savers & {*other.devices, *other.starting}
+            paused += [
+                other for other in self.legs.live if other not in paused and savers & {*other.devices, *other.starting}
             ]
-        return found
+        return paused
 
     def record_paused(self, names: Iterable[str], reason: str) -> None:
         """Journal members that are saved when the run is paused."""

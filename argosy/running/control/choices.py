@@ -75,12 +75,12 @@ class Choices:
         if settings.like is None:
             return cls(settings, cluster, own, None, work_of)
         like = RunState.of(read_journal(user_path(settings.like)))
-        there = {} if like.started is None else like.started.settings
+        earlier = {} if like.started is None else like.started.settings
         for name in DECIDING:
-            wanted, found = there.get(name), getattr(settings, name)
-            if name in there and wanted != found:
+            wanted, value = earlier.get(name), getattr(settings, name)
+            if name in earlier and wanted != value:
                 raise StudyError(
-                    f"{name} is {found!r}, but the run {settings.like}, whose choices like= reuses, had "
+                    f"{name} is {value!r}, but the run {settings.like}, whose choices like= reuses, had "
                     f"{wanted!r}, and its steps round differently. Set {name}={wanted!r}, or omit like=."
                 )
         return cls(settings, cluster, own, like, work_of)
@@ -122,12 +122,12 @@ class Choices:
         """Return the policy, wrapped to repeat earlier answers to the same questions."""
         return RepeatingPolicy(policy, self)
 
-    def answer(self, asked: str, members: Iterable[str]) -> PolicyAnswered | None:
+    def answer(self, question: str, members: Iterable[str]) -> PolicyAnswered | None:
         """Return the earlier answer to this question about these members; None if there is none."""
         for state in (self._own, self._like):
-            if state is not None and asked in state.policy_answers:
-                return state.policy_answers[asked]
-        return self._answers.load(self._key(asked, *map(self._work_of, members)))
+            if state is not None and question in state.policy_answers:
+                return state.policy_answers[question]
+        return self._answers.load(self._key(question, *map(self._work_of, members)))
 
     def note(self, answered: PolicyAnswered, members: Iterable[str]) -> None:
         """Note an answer for the journal, and keep it for later runs unless it comes from the run to be reproduced."""
@@ -155,26 +155,26 @@ class RepeatingPolicy:
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`."""
-        asked, members = self._question(situation), [profile.member for profile in situation.waiting]
-        known = self._choices.answer(asked, members)
+        question, members = self._question(situation), [profile.member for profile in situation.waiting]
+        known = self._choices.answer(question, members)
         if known is not None:
             with contextlib.suppress(PlanError):  # its memory may no longer be available
-                found = _flotillas(known, situation.waiting)
-                Plan.of(self._choices.policy, found, situation.waiting, situation.free)
+                launched = _flotillas(known, situation.waiting)
+                Plan.of(self._choices.policy, launched, situation.waiting, situation.free)
                 self._choices.note(known, members)
-                return found
+                return launched
         flotillas = self._policy.launch(situation)
-        answered = PolicyAnswered(question=asked, flotillas=tuple(map(_placed, flotillas)))
+        answered = PolicyAnswered(question=question, flotillas=tuple(map(_placed, flotillas)))
         self._choices.note(answered, members)
         return flotillas
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """See `Policy.keeps`."""
-        asked = self._question(situation, started, live)
+        question = self._question(situation, started, live)
         members = [profile.member for profile in (*situation.waiting, *live)]
-        known = self._choices.answer(asked, members)
+        known = self._choices.answer(question, members)
         keeps = self._policy.keeps(situation, started, live) if known is None else known.keeps
-        self._choices.note(PolicyAnswered(question=asked, keeps=keeps), members)
+        self._choices.note(PolicyAnswered(question=question, keeps=keeps), members)
         return keeps
 
     def _question(self, situation: Situation, started: Flotilla | None = None, live: Sequence[Profile] = ()) -> str:

@@ -84,11 +84,11 @@ def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
 
 def newest_checkpoint(source: MemberState) -> Checkpoint | None:
     """Return the latest checkpoint at the end of an epoch among the two that certainly still exist, without its best weights."""
-    found = source.saved[-2:]
-    if len({saved.file for saved in found}) == 1:
-        found = found[:1]  # the best weights of the second one are newer than the file
-    found.reverse()
-    ends = (saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0))
+    newest = source.saved[-2:]
+    if len({saved.file for saved in newest}) == 1:
+        newest = newest[:1]  # the best weights of the second one are newer than the file
+    newest.reverse()
+    ends = (saved for saved in newest if (saved.section, saved.position, saved.carried) == (0, 0, 0))
     return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
 
 
@@ -100,15 +100,15 @@ def link_checkpoint(directory: Path, cloned: Cloned) -> None:
     checkpoint = cloned.checkpoint
     if checkpoint is None:
         return
-    there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
-    make_folder(here)
+    source_folder, folder = directory / "members" / cloned.source, directory / "members" / cloned.member
+    make_folder(folder)
     name = checkpoint.file
-    check_file(there / name)
+    check_file(source_folder / name)
     # A driver that was killed before it journaled the clone may have left such a link.
-    (here / name).unlink(missing_ok=True)
+    (folder / name).unlink(missing_ok=True)
     try:
-        os.link(there / name, here / name)
+        os.link(source_folder / name, folder / name)
     except PermissionError:
-        with open_plain(there / name) as file, replacing(here / name, durable=True) as copy:
+        with open_plain(source_folder / name) as file, replacing(folder / name, durable=True) as copy:
             shutil.copyfileobj(file, copy)  # a file system without links
-    flush_folder(here)
+    flush_folder(folder)

@@ -33,8 +33,8 @@ class Decisions(DriverPart):
         leaving = self.members.leaving.items()
         return any(its.verdict is None or self._is_called(name, its.verdict) for name, its in leaving)
 
-    def _is_called(self, name: str, told: Verdict) -> bool:
-        return told.fate is Fate.REST and self.positions.verdict(name).fate is Fate.GO_ON
+    def _is_called(self, name: str, verdict: Verdict) -> bool:
+        return verdict.fate is Fate.REST and self.positions.verdict(name).fate is Fate.GO_ON
 
     def next_turn(self, leg: LiveLeg) -> int | None:
         """Return the section at which waiting members may have their turn: the next end of an epoch, or the barrier where members rejoin."""
@@ -152,24 +152,24 @@ class Decisions(DriverPart):
 
         None if its members make room. Also returns whether it is the flotilla that the policy started, even if members have left it since.
         """
-        here = set(live)
-        there = [profile for profile in profiles if profile.member in here]
-        waiting = [profile for profile in profiles if profile.member not in here]
+        staying = set(live)
+        profiles_of_live = [profile for profile in profiles if profile.member in staying]
+        waiting = [profile for profile in profiles if profile.member not in staying]
         peers = [profile.member for profile in waiting if self.can_join(profile.member, leg)]
         places = dict.fromkeys(live, leg.until // self.run.per_epoch)
         started = leg.flotilla.priced({profile.member: profile for profile in profiles})
         situation = self.situation(waiting, places, asked=leg)
         waits = not peers and self.must_finish_epoch(leg)
-        keeps = bool(live) and (waits or self.planner.policy.keeps(situation, started, tuple(there)))
+        keeps = bool(live) and (waits or self.planner.policy.keeps(situation, started, tuple(profiles_of_live)))
         if keeps:
             return started, True
-        here.update(peers)
-        if not here:
+        staying.update(peers)
+        if not staying:
             return None, False
         anew = self.planner.launch(self.situation(profiles, places, without=leg)).flotillas
-        found, now = [flotilla for flotilla in anew if here.issuperset(flotilla.members)], set(leg.members)
+        candidates, now = [flotilla for flotilla in anew if staying.issuperset(flotilla.members)], set(leg.members)
         # The leg continues with the one that has most of its members.
-        flotilla = max(found, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
+        flotilla = max(candidates, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
         nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
         if flotilla is not None and all(self.pool.node_of[device] in nodes for device in flotilla.devices):
             return flotilla, False

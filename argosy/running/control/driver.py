@@ -341,11 +341,11 @@ class Driver(DriverPart):
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.run.data = self.run.data or opened
         for what in ("lengths", "shards", "fingerprints", "block_size"):
-            here, there = getattr(opened, what), getattr(known, what)
-            if here != there:
+            value, elsewhere = getattr(opened, what), getattr(known, what)
+            if value != elsewhere:
                 raise StudyError(
-                    f"node {feeder.node!r} has different data than the other nodes: {what} {here}, elsewhere "
-                    f"{there}. Every node opens the data itself; make the same files visible to all of them."
+                    f"node {feeder.node!r} has different data than the other nodes: {what} {value}, elsewhere "
+                    f"{elsewhere}. Every node opens the data itself; make the same files visible to all of them."
                 )
 
 

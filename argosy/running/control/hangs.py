@@ -61,13 +61,13 @@ class Hangs:
 
     def hanging(self) -> list[tuple[str, str, float]]:
         """Return (worker, activity, seconds without progress) of hung workers, each once."""
-        found = []
+        workers = []
         for worker, stills in list(self._still.items()):
             still = max(stills.values(), key=lambda still: still.seconds, default=None)
             if still is not None and still.seconds >= self.seconds:
-                found.append((worker, still.shown.doing, still.seconds))
+                workers.append((worker, still.shown.doing, still.seconds))
                 self.forget(worker)
-        return found
+        return workers
 
     def forget(self, worker: str) -> None:
         """Forget a lost worker; its successor has the same name."""

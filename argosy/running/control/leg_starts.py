@@ -62,10 +62,10 @@ class LegStarts(DriverPart):
 
     def update_cluster(self) -> None:
         """Tell the policy which nodes can be used."""
-        there = self.run.cluster.nodes
-        opened = tuple(node for node in there if node.name not in self.unopened)
+        nodes = self.run.cluster.nodes
+        opened = tuple(node for node in nodes if node.name not in self.unopened)
         # If all other nodes are gone, plans wait until the new ones have opened their data.
-        self.planner.cluster = Cluster(nodes=opened or there)
+        self.planner.cluster = Cluster(nodes=opened or nodes)
 
     def discard_measurements(self) -> None:
         """Discard joint measurements, because a worker is lost or its exchange broke."""
@@ -102,9 +102,9 @@ class LegStarts(DriverPart):
         situation = self.decisions.situation(profiles, {})
         with self.predictions.time_planning():
             self._foresee(situation)
-            found = self.planner.launch(situation, tuple(self.splits.values()))
+            planned = self.planner.launch(situation, tuple(self.splits.values()))
         notes = *run.cost_table.notes, *run.choices.notes_on_unknown(profile.member for profile in profiles)
-        return replace(found, notes=notes)
+        return replace(planned, notes=notes)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan, tell ``balanced`` how far all members train, if none may end sooner or join later."""

@@ -73,10 +73,10 @@ def assignment_changes(
     """
     changes = {}
     for device in dict.fromkeys((*now, *wanted)):
-        here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
-        stays = (set(here) & set(there)).difference(anew)
-        leave = tuple(name for name in here if name not in stays)
-        start = tuple(name for name in there if name not in stays)
+        before, after = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
+        stays = (set(before) & set(after)).difference(anew)
+        leave = tuple(name for name in before if name not in stays)
+        start = tuple(name for name in after if name not in stays)
         if leave or start:
             changes[device] = Change(leave=leave, start=start)
     return changes
@@ -142,12 +142,12 @@ class LiveLeg:
     @property
     def linked_devices(self) -> list[tuple[str, ...]]:
         """Groups of devices that wait for each other, directly or through others, because they share split members."""
-        found: list[set[str]] = []
+        linked: list[set[str]] = []
         for devices in self.carriers.values():
             if len(devices) > 1:
-                joined = [others for others in found if others & devices]
-                found = [*(others for others in found if others not in joined), devices.union(*joined)]
-        return [tuple(sorted(devices)) for devices in found]
+                joined = [others for others in linked if others & devices]
+                linked = [*(others for others in linked if others not in joined), devices.union(*joined)]
+        return [tuple(sorted(devices)) for devices in linked]
 
     @property
     def at_barrier(self) -> bool:

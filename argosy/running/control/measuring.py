@@ -65,7 +65,7 @@ class CostTable:
     @property
     def shapes(self) -> dict[str, str]:
         """Digests of the parameters' names and shapes, by member."""
-        return {name: found.parameter_shapes for name, found in self.measured.items()}
+        return {name: costs.parameter_shapes for name, costs in self.measured.items()}
 
     def request_costs(self, members: Iterable[Member]) -> None:
         """Request the costs of members; some may be known from equal members."""
@@ -111,12 +111,12 @@ class CostTable:
 
         From now on its newcomers are measured one at a time; the one whose trainer is lost again is the cause.
         """
-        here = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
-        for name in here:
+        names = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
+        for name in names:
             del self._asked[name]
-        if len(here) == 1 and here[0] in self._suspects:
-            return here[0]
-        self._suspects.update(name for name in here if name in newcomers)
+        if len(names) == 1 and names[0] in self._suspects:
+            return names[0]
+        self._suspects.update(name for name in names if name in newcomers)
         return None
 
     def note_too_large(self, member: str) -> None:
@@ -160,14 +160,14 @@ class CostTable:
 
         A suspect is measured alone to show whether it causes the loss of its trainer.
         """
-        asked = [name for name in self._asked if name in self.missing]
-        first = {self._works[name]: name for name in asked}
+        pending = [name for name in self._asked if name in self.missing]
+        first = {self._works[name]: name for name in pending}
         for name, work in self._works.items():
             if name in self.missing and not (beside and work in self._large):
                 first.setdefault(work, name)
         wanted = [name for name in first.values() if name not in self._asked]
         sound = [name for name in wanted if name not in self._suspects]
-        return sound or ([] if asked else wanted[:1])
+        return sound or ([] if pending else wanted[:1])
 
     def commands(
         self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
@@ -250,18 +250,18 @@ class CostTable:
 
     def first_of_each_work(self, study: Study) -> dict[object, Member]:
         """Return the first known member of each kind of work, which stands for the others."""
-        found: dict[object, Member] = {}
+        firsts: dict[object, Member] = {}
         for member in study.members:
             if member.name in self.measured:
-                found.setdefault(self._works[member.name], member)
-        return found
+                firsts.setdefault(self._works[member.name], member)
+        return firsts
 
     def remember(self, state: RunState, study: Study) -> None:
         """Keep the observed rates for the plans of later runs."""
         for member in self.first_of_each_work(study).values():
-            found = state.member(member.name)
-            if found.sections and _is_timed_alone(found):
-                self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
+            result = state.member(member.name)
+            if result.sections and _is_timed_alone(result):
+                self.observed.remember(self.profile(member), member, self.measured[member.name], result.sections[-1])
 
     def profile(self, member: Member) -> Profile:
         """Return the profile of one member, at the rate that runs have observed."""

@@ -118,8 +118,8 @@ class Members:
     def in_states(self, *states: State) -> list[str]:
         """Return all members in one of these states, in the order of the study."""
         # Sorted, because the order of a set differs from run to run, and decisions must not.
-        found = [name for state in states for name in self._of_state[state]]
-        return sorted(found, key=self.positions.number) if len(found) > 1 else found
+        names = [name for state in states for name in self._of_state[state]]
+        return sorted(names, key=self.positions.number) if len(names) > 1 else names
 
     @property
     def waiting(self) -> list[str]:
@@ -173,10 +173,10 @@ class Members:
 
     def by_addition(self) -> dict[str, list[str]]:
         """Return the members of unanswered commands, by command."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for name, addition in self._additions.items():
-            found.setdefault(addition, []).append(name)
-        return found
+            names.setdefault(addition, []).append(name)
+        return names
 
     def is_asked_to_stop(self, name: str) -> bool:
         """Return whether the user has asked a member to stop."""

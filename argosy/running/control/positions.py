@@ -105,8 +105,8 @@ class Positions:
     def remove(self, names: Iterable[str]) -> None:
         """Remove members from the study."""
         names = set(names)
-        left = tuple(member for member in self.study.members if member.name not in names)
-        self.job = replace(self.job, study=replace(self.study, members=left))
+        remaining = tuple(member for member in self.study.members if member.name not in names)
+        self.job = replace(self.job, study=replace(self.study, members=remaining))
         self.unsettled -= names
 
     def number(self, name: str) -> int:
@@ -241,8 +241,8 @@ class Positions:
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
         """Return the number of stream samples from the least advanced of these members to the beginning of a section."""
         length, per_epoch = lengths["train"], self.study.validations_per_epoch
-        here = self.leg_for(members, lengths)
-        passed = here.section // per_epoch * length + here.position
+        start = self.leg_for(members, lengths)
+        passed = start.section // per_epoch * length + start.position
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
     def end_section(self, name: str) -> int | None:
@@ -265,5 +265,5 @@ class Positions:
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         if bound is None:
             return False
-        left = sections_in(bound - self.state.member(name).epochs, self.study.validations_per_epoch)
-        return self.verdict(name).certain >= left
+        sections_left = sections_in(bound - self.state.member(name).epochs, self.study.validations_per_epoch)
+        return self.verdict(name).certain >= sections_left

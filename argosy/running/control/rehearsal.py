@@ -55,9 +55,9 @@ class RehearsalResult:
 class Rehearsal:
     """The driver's handle of the process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes], files: tuple[str, ...]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes], files: tuple[str, ...]) -> None:
         self._process = process
-        self._said = said
+        self._said = output
         self._files = files
         self._told = 0
         self._since = time.monotonic()
@@ -66,18 +66,18 @@ class Rehearsal:
     def start(cls, copies: Mapping[str, StudyCopy]) -> "Rehearsal":
         """Start a process that reads these files, given by the name of their command."""
         files = [asdict(copy) for copy in copies.values()]
-        with tempfile.TemporaryFile("w+") as given:
-            json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, given, default=str)
-            given.seek(0)
-            said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        with tempfile.TemporaryFile("w+") as input_file:
+            json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, input_file, default=str)
+            input_file.seek(0)
+            output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
             process = subprocess.Popen(
                 [*PYTHON, PROGRAM],
-                stdin=given,
-                stdout=said,
+                stdin=input_file,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        return cls(process, said, tuple(copies))
+        return cls(process, output, tuple(copies))
 
     def results(self) -> dict[str, RehearsalResult] | None:
         """Return the results once the process has ended, of all files or of those up to the one that ended it; None before."""
@@ -92,14 +92,14 @@ class Rehearsal:
         if not over and not late:
             return None
         self.close()
-        found = [RehearsalResult(**json.loads(line)) for line in lines]
-        if len(found) < len(self._files):
+        parsed = [RehearsalResult(**json.loads(line)) for line in lines]
+        if len(parsed) < len(self._files):
             how = f"exit status {self._process.returncode}" if over else f"no result within {LIMIT_SECONDS:g} s"
             problem = (
                 f"the study file did not run to its end ({how}). Let it run to its end and define a variable `study`."
             )
-            found.append(RehearsalResult(problem=problem))
-        return dict(zip(self._files, found, strict=False))
+            parsed.append(RehearsalResult(problem=problem))
+        return dict(zip(self._files, parsed, strict=False))
 
     def close(self) -> None:
         """Kill the process and its children."""
@@ -109,16 +109,16 @@ class Rehearsal:
         self._said.close()
 
 
-def main(given: Mapping[str, Any]) -> None:
+def main(parameters: Mapping[str, Any]) -> None:
     """Entry point of the process."""
-    die_with_parent(given["driver"])
+    die_with_parent(parameters["driver"])
     name_process("rehearse")
     # Output of the files is discarded.
     words = os.dup(1)
     os.dup2(2, 1)
-    for file in given["files"]:
-        found = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
-        os.write(words, json.dumps(asdict(found)).encode() + b"\n")
+    for file in parameters["files"]:
+        result = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
+        os.write(words, json.dumps(asdict(result)).encode() + b"\n")
 
 
 def _read(copy: StudyCopy) -> RehearsalResult:
@@ -141,8 +141,8 @@ def _read(copy: StudyCopy) -> RehearsalResult:
 
 def _imported_from(folder: Path) -> dict[str, str]:
     """Return the files of modules and packages that lie in a folder."""
-    found = {name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}
-    return {name: file for name, file in found.items() if file and _place_of(Path(file)) == folder}
+    files = {name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}
+    return {name: file for name, file in files.items() if file and _place_of(Path(file)) == folder}
 
 
 def _place_of(file: Path) -> Path:

@@ -89,9 +89,9 @@ class Requests:
         if members.addition(name):
             return f"{REFUSED}{name} is still being added. Stop it once that request is answered."
         known = members.in_states(*(state for state in State if state is not State.ENDED))
-        there = [one for one in known if not members.addition(one)]
-        if name not in there:
-            return f"{REFUSED}no member {name!r}{did_you_mean(name, there)} is training; members that can be stopped: {format_names(sorted(there)) or 'none'}."
+        stoppable = [one for one in known if not members.addition(one)]
+        if name not in stoppable:
+            return f"{REFUSED}no member {name!r}{did_you_mean(name, stoppable)} is training; members that can be stopped: {format_names(sorted(stoppable)) or 'none'}."
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):

@@ -89,10 +89,10 @@ def _choice_of_settings(settings: Settings) -> Choice | None:
 
 def _exchanges(answers: Sequence[Probed]) -> list[Exchange]:
     """Return for each pipeline the rate of the slowest node and the total cost."""
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    measured: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for probed in answers:
         for sharing, preparing, rate, cpu in probed.exchanges:
-            found.setdefault((sharing, preparing), []).append((rate, cpu))
+            measured.setdefault((sharing, preparing), []).append((rate, cpu))
     return [
         Exchange(
             sharing=sharing,
@@ -100,7 +100,7 @@ def _exchanges(answers: Sequence[Probed]) -> list[Exchange]:
             bytes_per_second=min(rate for rate, _ in costs),
             cpu_seconds_per_byte=sum(cpu for _, cpu in costs),
         )
-        for (sharing, preparing), costs in found.items()
+        for (sharing, preparing), costs in measured.items()
     ]
 
 

@@ -36,14 +36,14 @@ class Standstills:
         `together` maps devices that share split members to all workers of their leg.
         """
         before, self._still = self._still, {}
-        found = []
+        standing = []
         for devices, workers in together.items():
             still = self._compare(now, before.get(devices), _progress_marks(devices, workers, shown))
             if still is not None and still.seconds >= self.seconds:
-                found.append((devices, f"no progress for {still.seconds:.0f} s: {_describe(devices, shown)}"))
+                standing.append((devices, f"no progress for {still.seconds:.0f} s: {_describe(devices, shown)}"))
             elif still is not None:
                 self._still[devices] = still
-        return found
+        return standing
 
     def _compare(self, now: float, still: UnchangedSince[Marks] | None, marks: Marks) -> UnchangedSince[Marks] | None:
         if marks and (still is None or still.shown != marks):

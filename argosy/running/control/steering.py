@@ -117,46 +117,46 @@ class EnsembleJudge:
 
     def keep(self, ended: Iterable[SectionEnded], answers: Mapping[str, tuple[int, bytes]], per_epoch: int) -> None:
         """Write the members' outputs of ended sections, before these are journaled."""
-        found = [
+        kept = [
             (event.member, event.epoch * per_epoch + event.section + 1, *answers[event.member])
             for event in ended
             if event.member in answers
         ]
-        self._file.append(found)
-        self._add_answers({(name, section): parse_answers(each, told) for name, section, each, told in found})
+        self._file.append(kept)
+        self._add_answers({(name, section): parse_answers(each, form) for name, section, each, form in kept})
 
     def _add_answers(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
         self._answers.update(answers)
-        for at, told in answers.items():
-            on = _selection_mask(len(told), self.rule.holdout, self.seed)
-            self._alone[at] = float(self._losses(torch.tensor(told, dtype=torch.float64)[None, on]))
+        for at, terms in answers.items():
+            on = _selection_mask(len(terms), self.rule.holdout, self.seed)
+            self._alone[at] = float(self._losses(torch.tensor(terms, dtype=torch.float64)[None, on]))
 
     def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
         """Return the next decision, to be journaled, once all training members have reached its section."""
         self._standing.follow(state.ensembles)
         section = self._standing.decisions + 1
-        here = [state.member(name) for name in study.names]
-        if self._standing.over is not None or not any(len(one.sections) >= section for one in here):
+        states = [state.member(name) for name in study.names]
+        if self._standing.over is not None or not any(len(one.sections) >= section for one in states):
             return None
-        if any(len(one.sections) < section and one.status not in FINAL_STATUSES for one in here):
+        if any(len(one.sections) < section and one.status not in FINAL_STATUSES for one in states):
             return None
-        best = {one.name: _best(one, section) for one in here if one.status not in FAILED_STATUSES}
+        best = {one.name: _best(one, section) for one in states if one.status not in FAILED_STATUSES}
         terms = {name: self._answers[name, at] for name, at in best.items() if (name, at) in self._answers}
         # Earlier best sections are in no later ensemble.
-        self._answers = {(name, at): told for (name, at), told in self._answers.items() if at >= best.get(name, 0)}
+        self._answers = {(name, at): answer for (name, at), answer in self._answers.items() if at >= best.get(name, 0)}
         return select_ensemble(
-            section, terms, self._expected(section, here), self._losses, holdout=self.rule.holdout, seed=self.seed
+            section, terms, self._expected(section, states), self._losses, holdout=self.rule.holdout, seed=self.seed
         )
 
     def _expected(self, section: int, members: Iterable[MemberState]) -> dict[str, float]:
         """Return the extrapolated loss of each member alone, if its history allows it."""
         back = min(self.rule.patience, section - 1)
-        found = {}
+        expected = {}
         for one in members:
             now, then = (self._alone.get((one.name, _best(one, at))) for at in (section, section - back))
             if back and now is not None and then is not None:
-                found[one.name] = extrapolate_loss(now, then, section=section, back=back)
-        return found
+                expected[one.name] = extrapolate_loss(now, then, section=section, back=back)
+        return expected
 
     # ---- the judge
 
@@ -212,8 +212,8 @@ def select_ensemble(
     loss of the selected members or cannot be extrapolated. Members with outputs that are not finite, or with fewer samples than others
     because some were broken, cannot be selected.
     """
-    shape = max((told.shape for told in terms.values()), default=(0, 0))
-    finite = {name: told for name, told in terms.items() if told.shape == shape and np.isfinite(told).all()}
+    shape = max((term.shape for term in terms.values()), default=(0, 0))
+    finite = {name: term for name, term in terms.items() if term.shape == shape and np.isfinite(term).all()}
     if not finite:
         return EnsembleChosen(section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=None, held_out=None)
     terms_MNK = torch.from_numpy(np.stack([*finite.values()])).double()
@@ -224,14 +224,14 @@ def select_ensemble(
     reach = float(weights_M @ losses(terms_MNK[:, on]))
     mean_1NK = torch.einsum("m,mnk->nk", weights_M, terms_MNK)[None]
     held_out = float(losses(mean_1NK[:, ~on])) if not on.all() else None
-    found = dict(zip(names, weights, strict=True))
+    weight_of = dict(zip(names, weights, strict=True))
     return EnsembleChosen(
         section=section,
-        weights={name: found.get(name, 0.0) for name in terms},
+        weights={name: weight_of.get(name, 0.0) for name in terms},
         useful=tuple(
             name
             for number, name in enumerate(names)
-            if halves[number] or found[name] or expected.get(name, -math.inf) < reach
+            if halves[number] or weight_of[name] or expected.get(name, -math.inf) < reach
         ),
         loss=float(losses(mean_1NK[:, on])),
         held_out=held_out,

@@ -119,11 +119,11 @@ class WorkerPool:
         free = [f for f in self.feeders.values() if f.opened is not None and f.name not in busy]
         wanted = dict.fromkeys(self.node_of[device] for device in devices)
         for node in [node for node in self._feeder_counts if node in wanted]:
-            found = next((feeder for feeder in free if feeder.node == node), None)
-            if found is None:
+            feeder_here = next((feeder for feeder in free if feeder.node == node), None)
+            if feeder_here is None:
                 self.open_feeder(node)
             else:
-                team.append(found)
+                team.append(feeder_here)
         return team if len(team) == len(wanted) else None
 
     def feed(self, feeders: Sequence[Feeder], leg: Leg, pipeline: tuple[str, int]) -> None:
@@ -234,9 +234,9 @@ class WorkerPool:
 
     def exit_workers(self, seconds: float) -> Iterator[tuple[str, Any]]:
         """Ask every worker to exit, and yield their last messages until all have exited or the time is over."""
-        asked = self.all_workers if self.feeders else ()
-        remaining = set(asked)
-        for worker in asked:
+        expected = self.all_workers if self.feeders else ()
+        remaining = set(expected)
+        for worker in expected:
             self.workers.send(worker, Exit())
         deadline = time.monotonic() + seconds
         while remaining and time.monotonic() < deadline:

@@ -44,16 +44,16 @@ class AnswerFile:
         """Return all answers ``[samples, each]`` by (member, section); of duplicates, the last. Raises RunError for a file of another format."""
         with open_plain(self.path) as file:
             content = file.read()
-        found, at = {}, 0
+        answers, at = {}, 0
         while (end := content.find(b"\n", at)) >= 0:
             head = self._head(content[at:end])
             last = end + 1 + head.bytes
             if last > len(content):
                 break
-            found[head.member, head.section] = parse_answers(head.each, content[end + 1 : last])
+            answers[head.member, head.section] = parse_answers(head.each, content[end + 1 : last])
             at = last
         os.ftruncate(self._descriptor, at)
-        return found
+        return answers
 
     def append(self, answers: Iterable[tuple[str, int, int, bytes]]) -> None:
         """Append (member, section, values per sample, bytes) and flush them to the disk; raises DiskError."""

@@ -75,27 +75,27 @@ class Identity:
 
     def write(self, study: Study, **known: Any) -> None:
         """Check again with all that is known once data is open and networks are built (see `summarize`), and write."""
-        here = self._summary(study, **known)
-        self._check(here)
+        described = self._summary(study, **known)
+        self._check(described)
         if self.found is not None:
-            self._merge_earlier(self.found, here)
-        write_json(self.directory / "study.json", here)
+            self._merge_earlier(self.found, described)
+        write_json(self.directory / "study.json", described)
         # After study.json, which now has these members.
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
     def update_left_out(self, study: Study) -> None:
         """Rewrite the members of a run with nothing to train, if its study has lost members or got them back."""
-        found = self.found
-        if found is not None and any(
-            (name in study.names) == one.get("left_out", False) for name, one in found["members"].items()
+        earlier = self.found
+        if earlier is not None and any(
+            (name in study.names) == one.get("left_out", False) for name, one in earlier["members"].items()
         ):
-            here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
-            self._merge_earlier(found, here)
-            write_json(self.directory / "study.json", here)
+            described = {**earlier, **self._summary(study), **{key: earlier[key] for key in LATE if key in earlier}}
+            self._merge_earlier(earlier, described)
+            write_json(self.directory / "study.json", described)
 
-    def _merge_earlier(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
+    def _merge_earlier(self, earlier: Mapping[str, Any], here: dict[str, Any]) -> None:
         """Copy into `here` what this study lacks: members that have begun and were left out, and earlier metrics."""
-        for name, there in found["members"].items():
+        for name, there in earlier["members"].items():
             if name not in here["members"]:
                 if name in self._begun:
                     here["members"][name] = {**there, "left_out": True}
@@ -106,14 +106,14 @@ class Identity:
                 described.update({key: there[key] for key in _metrics(there) if key not in described})
                 code = there["code"]
                 described["code"].update({key: code[key] for key in _metrics(code) if key not in described["code"]})
-        for part, digests in found["code"]["parts"].items():
+        for part, digests in earlier["code"]["parts"].items():
             known = here["code"]["parts"].setdefault(part, [])
             known.extend(digest for digest in digests if digest not in known)
 
     def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
         """Append added members to a file beside ``study.json``, because rewriting it for each of thousands would be slow."""
-        here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
-        line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
+        described = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
+        line = json.dumps({"members": described["members"], "parts": described["code"]["parts"]})
         with open_append(self.directory / NEWCOMERS) as file:
             file.write(f"{line}\n".encode())
             os.fsync(file.fileno())
@@ -122,9 +122,9 @@ class Identity:
         """Return the member that would become bitwise equal: one with the same configuration and the same given seed."""
         if member.seed is None:
             return None
-        here = self._described(member, study)
+        described = self._described(member, study)
         others = (other for other in study.members if other.seed == member.seed)
-        equal = next((other.name for other in others if self._described(other, study) == here), None)
+        equal = next((other.name for other in others if self._described(other, study) == described), None)
         if equal is not None:
             del self._readings[member.name]  # another member will get this name
         return equal
@@ -132,9 +132,9 @@ class Identity:
     def changed_networks(self, study: Study) -> dict[str, list[str]]:
         """Return by member, in words, what is known to have changed in its network since its weights were trained. Call this before
         building a network, which may change what its factory refers to."""
-        there, here = {} if self.found is None else self.found["members"], self._summary(study)["members"]
+        earlier, now = {} if self.found is None else self.found["members"], self._summary(study)["members"]
         return {
-            name: list(self._code_changes(name, there[name], here[name], ["model"])) for name in here if name in there
+            name: list(self._code_changes(name, earlier[name], now[name], ["model"])) for name in now if name in earlier
         }
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
@@ -157,46 +157,46 @@ class Identity:
 
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
         """Return `summarize` with the digests of all code."""
-        here = summarize(study, **known)
-        here["process"] = self.state.decisive_settings
+        described = summarize(study, **known)
+        described["process"] = self.state.decisive_settings
         of_data = {"on_device": study.data.on_device, "then": study.data.then}
-        here["code"] = {"version": CodeReader.VERSION, "parts": {}, **self._read("", of_data)}
+        described["code"] = {"version": CodeReader.VERSION, "parts": {}, **self._read("", of_data)}
         for member in study.members:
-            here["members"][member.name]["code"] = self._read(member.name, functions_of(member))
+            described["members"][member.name]["code"] = self._read(member.name, functions_of(member))
         readings = (self._readings[owner].values() for owner in ("", *study.names))
-        parts = {part for found in readings for reading in found for part in reading.parts}
+        parts = {part for found_readings in readings for reading in found_readings for part in reading.parts}
         for name, digest in sorted(parts):
-            here["code"]["parts"].setdefault(name, []).append(digest)
-        return here
+            described["code"]["parts"].setdefault(name, []).append(digest)
+        return described
 
     def _read(self, owner: str, functions: Mapping[str, Any]) -> dict[str, str]:
         """Return the digests of an owner's functions."""
         if owner not in self._readings:
-            given = {field: function for field, function in functions.items() if function is not None}
-            self._readings[owner] = {field: self._code.read(function) for field, function in given.items()}
+            present = {field: function for field, function in functions.items() if function is not None}
+            self._readings[owner] = {field: self._code.read(function) for field, function in present.items()}
         return {field: reading.digest for field, reading in self._readings[owner].items()}
 
-    def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    def _differences(self, earlier: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """Yield the differences that concern all members, in words."""
-        yield from _value_changes(found, here, IDENTITY)
-        yield from _value_changes(found["process"], here["process"], here["process"])
+        yield from _value_changes(earlier, here, IDENTITY)
+        yield from _value_changes(earlier["process"], here["process"], here["process"])
         for key, split in SAMPLES.items():
-            if _differ(found, here, key):
+            if _differ(earlier, here, key):
                 yield f"{split}: its samples or labels have changed"
-        yield from (f"Data.{change}" for change in self._code_changes("", found, here, ("on_device", "then")))
+        yield from (f"Data.{change}" for change in self._code_changes("", earlier, here, ("on_device", "then")))
 
-    def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
+    def _changed_members(self, earlier: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return names of members by what has changed in them.
 
         Some members may be missing; if all are, it is another study.
         """
-        begun = {name: there for name, there in found["members"].items() if name in self._begun}
+        begun = {name: earlier_member for name, earlier_member in earlier["members"].items() if name in self._begun}
         if begun and not begun.keys() & here["members"].keys():
             return {": no longer in the study": list(begun)}
         changed: dict[str, list[str]] = {}
-        for name, there in begun.items():
+        for name, earlier_member in begun.items():
             if name in here["members"]:
-                for change in self._member_changes(name, there, here["members"][name]):
+                for change in self._member_changes(name, earlier_member, here["members"][name]):
                     changed.setdefault(change, []).append(name)
         return changed
 
@@ -226,16 +226,16 @@ class Identity:
 
     def _changed_code(self, field: str, before: str, now: ValueDigest) -> Iterator[str]:
         assert self.found is not None
-        found = self.found["code"]
-        if before != now.digest and found["version"] == CodeReader.VERSION:
-            changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
+        earlier = self.found["code"]
+        if before != now.digest and earlier["version"] == CodeReader.VERSION:
+            changed = dict.fromkeys(name for name, digest in now.parts if digest not in earlier["parts"].get(name, ()))
             what = ", ".join(list(changed)[:MOST_NAMED]) or "its content"
             yield f"{field}: {what} changed since the run began"
 
 
 def _by_configuration(names: Collection[str], here: Mapping[str, Any]) -> list[str]:
     """Return these members by name, or by configuration where all repetitions of one are among them."""
-    of = {name: (told["repetition"] or {}).get("of", name) for name, told in here["members"].items()}
+    of = {name: (described["repetition"] or {}).get("of", name) for name, described in here["members"].items()}
     parts = {of[name] for name in of if name not in names}
     return list(dict.fromkeys(name if of[name] in {*parts, *here["members"]} else of[name] for name in names))
 

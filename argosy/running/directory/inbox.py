@@ -37,11 +37,11 @@ class Inbox:
             return []
         try:
             with os.scandir(self.folder) as entries:
-                there = [entry.name for entry in entries]
+                files = [entry.name for entry in entries]
         except OSError:
             return []  # there is no folder before the first command
         self._polled = time.monotonic()
-        names = sorted(name for name in there if name.endswith(".json") and name not in self.answered)
+        names = sorted(name for name in files if name.endswith(".json") and name not in self.answered)
         if not names or not self._is_own():
             return []
         self.answered.update(names)
@@ -62,10 +62,10 @@ class Inbox:
 def _read_command(path: Path) -> dict[str, Any]:
     """Return a file's command; an unknown command if it is not a plain file of this user with a JSON object."""
     try:
-        found = parse_json(read_own_text(path))
+        content = parse_json(read_own_text(path))
     except (OSError, ValueError, RunError) as error:
-        found = str(error)
-    return found if isinstance(found, dict) else {"command": found}
+        content = str(error)
+    return content if isinstance(content, dict) else {"command": content}
 
 
 def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:

@@ -41,9 +41,9 @@ def load_report(directory: str | Path, *, study: Study | None = None, compares: 
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
 
 
-def search_report_of(found: Report) -> SearchReport | None:
+def search_report_of(report: Report) -> SearchReport | None:
     """Return the report of a search, from its members' report and without Optuna's study; None if it is no search."""
-    return SearchReport.of(found, timeline(found.directory), None) if found.is_search else None
+    return SearchReport.of(report, timeline(report.directory), None) if report.is_search else None
 
 
 def _changed(study: Study, directory: Path) -> dict[str, list[str]]:

@@ -61,9 +61,9 @@ def columns_of(directory: Path) -> dict[str, list[str]]:
 
 
 def _open_database(directory: Path) -> sqlite3.Connection:
-    found = load_report(directory)
+    report = load_report(directory)
     database = sqlite3.connect(":memory:")
-    for table, rows in zip(TABLES, (found.table(), [*_sections(found)], [*_events(directory)]), strict=True):
+    for table, rows in zip(TABLES, (report.table(), [*_sections(report)], [*_events(directory)]), strict=True):
         _fill(database, table, rows)
     database.execute("SELECT * FROM json_each('[]')")  # its first use creates tables, which would be refused later
     return database
@@ -73,19 +73,19 @@ def _run_select(database: sqlite3.Connection, sql: str) -> Answer:
     deadline = time.monotonic() + SECONDS
     database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
     try:
-        found = database.execute(QUOTED.sub(_as_name, sql))
-        rows = found.fetchmany(MOST_ROWS + 1)
+        cursor = database.execute(QUOTED.sub(_as_name, sql))
+        rows = cursor.fetchmany(MOST_ROWS + 1)
     except (sqlite3.Error, sqlite3.Warning) as error:
         if time.monotonic() > deadline:
             raise RunError(
                 f"the query took more than {SECONDS:g} s; ask for fewer rows, or join fewer tables."
             ) from error
         raise _refusal(f"{error}".removesuffix(".")) from error
-    if found.description is None:
+    if cursor.description is None:
         raise _refusal("it selects nothing")
     if len(rows) > MOST_ROWS:
         raise RunError(f"the query returns more than {MOST_ROWS:,} rows; add a LIMIT, or count or average them in SQL.")
-    return Answer(columns=tuple(column for column, *_ in found.description), rows=tuple(map(_printable, rows)))
+    return Answer(columns=tuple(column for column, *_ in cursor.description), rows=tuple(map(_printable, rows)))
 
 
 def _as_name(part: re.Match[str]) -> str:
@@ -109,8 +109,8 @@ def _authorize(action: int, first: str | None, second: str | None, *_: object) -
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _sections(found: Report) -> Iterable[dict[str, Any]]:
-    for row in found.rows:
+def _sections(report: Report) -> Iterable[dict[str, Any]]:
+    for row in report.rows:
         for ended in row.sections:
             at = {"epoch": ended.epoch + 1, "section": ended.section + 1, "device": ended.device}
             cost = {"seconds": ended.seconds, "samples": ended.samples, "steps": ended.steps}

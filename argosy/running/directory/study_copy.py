@@ -50,8 +50,8 @@ class StudyCopy:
     def check(self) -> None:
         """Raise RunError if the copy is missing or has changed."""
         try:
-            found = sha256_of(self.path)
+            sha256 = sha256_of(self.path)
         except (OSError, ValueError) as error:  # a name that no file can have counts as missing
             raise RunError(f"{self.path}, from which members were added, is missing. Restore it.") from error
-        if found != self.sha256:
+        if sha256 != self.sha256:
             raise RunError(f"{self.path}, from which members were added, has changed since. Restore the original file.")

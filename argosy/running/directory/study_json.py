@@ -122,8 +122,8 @@ def read_study(directory: Path) -> dict[str, Any] | None:
     path = directory / "study.json"
     try:
         with open_plain(path) as file:
-            found: dict[str, Any] = _parse_checked(file.read(), DescribedStudy, path)
-        return _with_newcomers(found, directory / NEWCOMERS)
+            described: dict[str, Any] = _parse_checked(file.read(), DescribedStudy, path)
+        return _with_newcomers(described, directory / NEWCOMERS)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -135,26 +135,26 @@ def read_study(directory: Path) -> dict[str, Any] | None:
 def _parse_checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
     """Return the parsed value after checking it. Arrays stay lists, as in a study's own description."""
     try:
-        found: dict[str, Any] = parse_json(text.decode(), infinite=True)  # hyper-parameters may be infinite
-        convert(found, kind, "it")
+        parsed: dict[str, Any] = parse_json(text.decode(), infinite=True)  # hyper-parameters may be infinite
+        convert(parsed, kind, "it")
     except ValueError as error:
         raise RunError(
             f"{path} is damaged: {error}. Restore a copy of it, or delete it and repeat the run's command with "
             "the same study, which writes it again."
         ) from error
-    return found
+    return parsed
 
 
-def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
+def _with_newcomers(study_described: dict[str, Any], path: Path) -> dict[str, Any]:
     """Add the members of ``newcomers.jsonl``, except those of an unfinished line, which had not begun."""
     for text in read_lines(path) if path.exists() else ():
         line = _parse_checked(text, NewcomersLine, path)
         for name, described in line["members"].items():
-            found["members"].setdefault(name, described)  # known members keep their description
-        known = found["code"]["parts"]
+            study_described["members"].setdefault(name, described)  # known members keep their description
+        known = study_described["code"]["parts"]
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
-    return found
+    return study_described
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -25,8 +25,8 @@ def load_study(path: Path, *, folder: Path | None = None) -> Study:
     With `folder` the file is a copy of a file in that folder. The folder is put last on sys.path, so that its modules hide
     no others. Raises StudyError for any error in the file, with the file's own traceback.
     """
-    found: Study = _load_variable(path, "study", Study, folder)
-    return found
+    study: Study = _load_variable(path, "study", Study, folder)
+    return study
 
 
 def load_copy(copy: StudyCopy) -> Study:
@@ -37,8 +37,8 @@ def load_copy(copy: StudyCopy) -> Study:
 
 def load_search(path: Path) -> Search:
     """Return the variable `search` of a Python file; raises what `load_study` raises."""
-    found: Search = _load_variable(path, "search", Search, None)
-    return found
+    search: Search = _load_variable(path, "search", Search, None)
+    return search
 
 
 def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
@@ -64,9 +64,9 @@ def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> An
     cloudpickle.register_pickle_by_value(module)
     value = getattr(module, name, None)
     if not isinstance(value, kind):
-        found = "none" if value is None else type(value).__name__
+        kind_found = "none" if value is None else type(value).__name__
         raise StudyError(
-            f"{path} must define a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
+            f"{path} must define a variable `{name}` that is an argosy.{kind.__name__}; found {kind_found}. Set it: "
             f"{name} = argosy.{kind.__name__}(...)."
         )
     return value

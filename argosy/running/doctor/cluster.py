@@ -163,8 +163,8 @@ class _Desk:
 def _answer_caller(peer: Peer) -> bool:
     """Answer a caller that asks for the time; return False once it has closed the connection."""
     try:
-        for said in peer.receive():
-            if said == CLOCK:
+        for message in peer.receive():
+            if message == CLOCK:
                 peer.send(_now())
     except (EOFError, WorkerError):
         peer.close()
@@ -174,10 +174,10 @@ def _answer_caller(peer: Peer) -> bool:
 
 def _compare_clocks(peer: Peer) -> tuple[float, float]:
     """Return the error bound, and how far the other clock is ahead, both in seconds."""
-    asked = _now()
-    there = _ask(peer)
+    sent = _now()
+    remote_time = _ask(peer)
     answered = _now()
-    return (answered - asked) / 2, there - (asked + answered) / 2
+    return (answered - sent) / 2, remote_time - (sent + answered) / 2
 
 
 def _ask(peer: Peer) -> float:
@@ -213,12 +213,12 @@ def _gather(listener: Listener, size: int) -> list[tuple[NodeInfo, Peer]]:
 
 def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
     """Return the findings that other nodes report in time, by rank."""
-    found: dict[int, Findings] = {}
+    by_rank: dict[int, Findings] = {}
     for rank, peer in peers.items():
         with contextlib.suppress(EOFError):
             for findings in peer.wait(max(deadline - time.monotonic(), 0.0)):
-                found[rank] = findings
-    return found
+                by_rank[rank] = findings
+    return by_rank
 
 
 def _samples(study_file: Path) -> Samples:
@@ -251,12 +251,12 @@ def _folder_of(directory: Path) -> Path:
 def _folder(directory: Path) -> Iterator[Path]:
     """Create that folder, accessible to this user only, and finally remove all folders that were created."""
     folder = _folder_of(directory)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     make_own_directory(directory)
     make_own_directory(folder)
     try:
         yield folder
     finally:
-        for path in made:
+        for path in missing:
             with contextlib.suppress(OSError):  # it is not empty
                 path.rmdir()

@@ -97,30 +97,32 @@ def judge_nodes(nodes: Sequence[NodeInfo], size: int, refusals: Sequence[str]) -
         "--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; if there is "
         f"a firewall, on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of the others"
     )
-    found = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
-    return make_check("nodes", found, f"{size} that find rank 0 and prove its key", "" if len(nodes) == size else fix)
+    finding = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
+    return make_check("nodes", finding, f"{size} that find rank 0 and prove its key", "" if len(nodes) == size else fix)
 
 
 def judge_calls(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]], silent: Sequence[NodeInfo]) -> Check:
     """Check that every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
-    said = [f"{here.name} cannot reach {there.name}: {problem}" for here, there, problem in broken]
-    said += [f"{node.name} has not reported which nodes it reaches" for node in silent]
+    problems = [f"{here.name} cannot reach {there.name}: {problem}" for here, there, problem in broken]
+    problems += [f"{node.name} has not reported which nodes it reaches" for node in silent]
     fixes = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
     fixes += [f"on {node.host}: argosy doctor" for node in silent]
     wanted = "every node reaches every other node, on ports that the kernel chooses"
-    return make_check("reachability", _join_first(said) or f"{len(links)} calls succeeded", wanted, _join_first(fixes))
+    return make_check(
+        "reachability", _join_first(problems) or f"{len(links)} calls succeeded", wanted, _join_first(fixes)
+    )
 
 
 def judge_equal_versions(nodes: Sequence[NodeInfo]) -> Check:
     """Check that all nodes have the versions of rank 0."""
     wanted = nodes[0].versions
-    unlike = [(node, found) for node in nodes if (found := _other_versions(node.versions, wanted))]
+    unlike = [(node, other) for node in nodes if (other := _other_versions(node.versions, wanted))]
     return make_check(
         "equal versions",
-        _join_first(f"{node.name} has {_format_versions(found)}" for node, found in unlike) or _format_versions(wanted),
+        _join_first(f"{node.name} has {_format_versions(other)}" for node, other in unlike) or _format_versions(wanted),
         f"{_format_versions(wanted)} on all nodes",
-        _join_first(f"on {node.host}: {_install_command(found, wanted)}" for node, found in unlike),
+        _join_first(f"on {node.host}: {_install_command(other, wanted)}" for node, other in unlike),
     )
 
 
@@ -129,10 +131,10 @@ def judge_clocks(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) -> Ch
     seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
-    said = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
+    problems = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
     fix = _join_first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
-    found = _join_first(said) or f"at most {widest:.3f} s apart"
-    return make_check("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", fix)
+    finding = _join_first(problems) or f"at most {widest:.3f} s apart"
+    return make_check("clocks", finding, f"within {CLOCK_SECONDS:g} s of rank 0", fix)
 
 
 def judge_bandwidth(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) -> Check:
@@ -142,14 +144,14 @@ def judge_bandwidth(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) ->
     ]
     slow = [one for one in measured if one[0] < LEAST_BYTES_PER_SECOND]
     shown = slow or sorted(measured, key=lambda one: one[0])[:1]
-    said = [f"{here.name} to {there.name} {rate / 1e6:,.0f} MB/s" for rate, here, there in shown]
+    rates = [f"{here.name} to {there.name} {rate / 1e6:,.0f} MB/s" for rate, here, there in shown]
     fix = (
         "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') shows the speed of its link; "
         "GLOO_SOCKET_IFNAME=INTERFACE selects another one"
     )
     return make_check(
         "bandwidth",
-        _join_first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
+        _join_first(rates) + ("" if slow or not rates else ", the slowest") or "nothing to measure",
         f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
         _join_first(fix.format(here.host, there.address) for _, here, there in slow),
     )
@@ -158,10 +160,10 @@ def judge_bandwidth(links: Sequence[tuple[NodeInfo, NodeInfo, MeasuredLink]]) ->
 def judge_data(samples: Sequence[tuple[NodeInfo, Samples]]) -> Check:
     """Check that all nodes find the same data as the first one."""
     (first, wanted), *others = samples
-    broken = [(node, found.problem) for node, found in samples if found.problem]
-    unlike = [(node, found) for node, found in others if not (found.problem or wanted.problem) and found != wanted]
-    said = [f"{node.name}: {problem}" for node, problem in broken]
-    said += [f"{node.name} differs from {first.name}: {_difference(found, wanted)}" for node, found in unlike]
+    broken = [(node, sample.problem) for node, sample in samples if sample.problem]
+    unlike = [(node, sample) for node, sample in others if not (sample.problem or wanted.problem) and sample != wanted]
+    problems = [f"{node.name}: {problem}" for node, problem in broken]
+    problems += [f"{node.name} differs from {first.name}: {_difference(sample, wanted)}" for node, sample in unlike]
     fixes = [f"on {node.host}: make the study open its data there as it does on the others" for node, _ in broken]
     fixes += [
         f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
@@ -169,7 +171,7 @@ def judge_data(samples: Sequence[tuple[NodeInfo, Samples]]) -> Check:
     lengths = ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items())
     return make_check(
         "equal data",
-        _join_first(said) or lengths,
+        _join_first(problems) or lengths,
         "the same number of samples on all nodes, with the same bytes",
         _join_first(fixes),
     )
@@ -179,34 +181,34 @@ def _node_of_rank(nodes: Iterable[NodeInfo], rank: int) -> NodeInfo:
     return next(node for node in nodes if node.rank == rank)
 
 
-def _other_versions(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> Mapping[str, str | None]:
-    return {name: found.get(name) for name in wanted if found.get(name) != wanted[name]}
+def _other_versions(versions: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    return {name: versions.get(name) for name in wanted if versions.get(name) != wanted[name]}
 
 
 def _format_versions(versions: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
 
 
-def _install_command(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> str:
-    if "python" in found:
+def _install_command(versions: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> str:
+    if "python" in versions:
         return f"an environment of Python {wanted['python']}"
-    return "pip install " + " ".join(f"'{name}=={wanted[name]}'" for name in found)
+    return "pip install " + " ".join(f"'{name}=={wanted[name]}'" for name in versions)
 
 
 def _ahead(link: MeasuredLink) -> str:
     return "ahead of" if link.ahead_seconds > 0 else "behind"
 
 
-def _difference(found: Samples, wanted: Samples) -> str:
-    for split in {**wanted.lengths, **found.lengths}:
-        there, here = found.lengths.get(split, 0), wanted.lengths.get(split, 0)
-        if there != here:
-            return f"{there:,} samples of {split} instead of {here:,}"
+def _difference(samples: Samples, wanted: Samples) -> str:
+    for split in {**wanted.lengths, **samples.lengths}:
+        counted, expected = samples.lengths.get(split, 0), wanted.lengths.get(split, 0)
+        if counted != expected:
+            return f"{counted:,} samples of {split} instead of {expected:,}"
     return "the same number of samples, but different bytes"
 
 
-def _join_first(said: Iterable[str]) -> str:
+def _join_first(items: Iterable[str]) -> str:
     """Join the first `MOST_NAMED` items, and add the number of the others."""
-    words = list(said)
+    words = list(items)
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return "; ".join([*words[:MOST_NAMED], *more])

@@ -149,7 +149,7 @@ def _find_gpus() -> Gpus:
     return Gpus(
         in_machine=in_machine,
         visible=visible,
-        names=tuple(f"{found.name} ({found.total_memory / GIB:.0f} GiB)" for found in properties),
+        names=tuple(f"{gpu.name} ({gpu.total_memory / GIB:.0f} GiB)" for gpu in properties),
         torch_cuda=torch.version.cuda,
         complaint=" ".join(str(complaint.message) for complaint in complaints),
     )
@@ -188,8 +188,8 @@ def _fork_one(server: ForkServer, log: Path) -> str:
         with contextlib.suppress(EOFError):
             if ours.wait(FORK_SECONDS):
                 return ""
-        said = log.read_text().strip().splitlines()[-1:] if log.exists() else []
-        return " ".join(["no worker answered.", *said])
+        last_line = log.read_text().strip().splitlines()[-1:] if log.exists() else []
+        return " ".join(["no worker answered.", *last_line])
     finally:
         ours.close()
         os.close(blob)

@@ -80,25 +80,25 @@ class Gpus:
     """Warnings that torch gave when it was asked."""
 
 
-def judge_versions(found: Mapping[str, str | None]) -> Check:
+def judge_versions(versions: Mapping[str, str | None]) -> Check:
     """Check that Python, torch and NumPy are installed and recent enough; None means that a package is not installed."""
-    old = [name for name, least in WANTED_VERSIONS.items() if _numbers(found[name]) < _numbers(least)]
+    old = [name for name, least in WANTED_VERSIONS.items() if _numbers(versions[name]) < _numbers(least)]
     packages = " ".join(f"'{name}>={WANTED_VERSIONS[name]}'" for name in old if name != "python")
     return make_check(
         "versions",
-        ", ".join(f"{name} {version or 'missing'}" for name, version in found.items()),
+        ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
         ", ".join(f"{name} >= {least}" for name, least in WANTED_VERSIONS.items()),
         "install Python 3.11 or newer" if "python" in old else f"pip install {packages}" if old else "",
     )
 
 
-def judge_extras(found: Mapping[str, str | None]) -> Check:
+def judge_extras(versions: Mapping[str, str | None]) -> Check:
     """List optional packages, none of which is needed for training."""
-    missing = [name for name, version in found.items() if version is None]
+    missing = [name for name, version in versions.items() if version is None]
     extras = ",".join(dict.fromkeys(EXTRAS[name] for name in missing))
     return Check(
         name="extras",
-        found=", ".join(f"{name} {version or '-'}" for name, version in found.items()),
+        found=", ".join(f"{name} {version or '-'}" for name, version in versions.items()),
         wanted="optional",
         ok=True,
         fix=f"pip install 'argosy[{extras}]'" if missing else "",
@@ -127,10 +127,10 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
 
 def judge_dev_shm(size: int | None) -> Check:
     """Report the size of /dev/shm; there is no requirement, because blocks use anonymous memory."""
-    found = "none" if size is None else format_bytes(size)
+    finding = "none" if size is None else format_bytes(size)
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
-    return Check(name="/dev/shm", found=found, wanted="not needed", ok=True, fix=advice)
+    return Check(name="/dev/shm", found=finding, wanted="not needed", ok=True, fix=advice)
 
 
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
@@ -143,8 +143,8 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
         fix = f"ulimit -n {ample if hard == resource.RLIM_INFINITY else min(ample, hard)}"
     else:
         fix = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
-    found = f"{_number(soft)} per process (up to {_number(hard)} on request)"
-    return make_check("open files", found, f"{wanted}", fix)
+    finding = f"{_number(soft)} per process (up to {_number(hard)} on request)"
+    return make_check("open files", finding, f"{wanted}", fix)
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
@@ -157,32 +157,32 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check free space and write access in the folder of the runs."""
-    found = f"{format_bytes(free)} free in {folder}" if writable else f"{folder} is not writable"
+    finding = f"{format_bytes(free)} free in {folder}" if writable else f"{folder} is not writable"
     fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with space that you may write to"
-    return make_check("disk", found, f"{format_bytes(DISK_BYTES)} free, writable", fix)
+    return make_check("disk", finding, f"{format_bytes(DISK_BYTES)} free, writable", fix)
 
 
 def judge_gpus(gpus: Gpus) -> Check:
     """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
-        found = "no NVIDIA GPU: members train on CPU devices, or on AMD or Intel GPUs that torch finds"
-        return make_check("gpus", found, "optional")
+        finding = "no NVIDIA GPU: members train on CPU devices, or on AMD or Intel GPUs that torch finds"
+        return make_check("gpus", finding, "optional")
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
     if gpus.names:
         hidden = "" if gpus.visible is None else f" (CUDA_VISIBLE_DEVICES={gpus.visible})"
         return make_check("gpus", f"{', '.join(gpus.names)}{hidden}", wanted)
     if gpus.visible is not None and gpus.visible in ("", "-1"):
-        found, fix = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
+        finding, fix = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
     elif gpus.torch_cuda is None:
-        found = "torch was built without CUDA"
+        finding = "torch was built without CUDA"
         fix = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
     else:
-        found = f"torch, built for CUDA {gpus.torch_cuda}, sees none. {gpus.complaint}".strip()
+        finding = f"torch, built for CUDA {gpus.torch_cuda}, sees none. {gpus.complaint}".strip()
         fix = (
             f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the present "
             "driver (nvidia-smi shows its CUDA version); check CUDA_VISIBLE_DEVICES"
         )
-    return make_check("gpus", f"0 of {gpus.in_machine}: {found}", wanted, fix)
+    return make_check("gpus", f"0 of {gpus.in_machine}: {finding}", wanted, fix)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

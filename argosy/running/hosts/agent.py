@@ -193,17 +193,17 @@ class Agent:
 
         Raises RunError if another user owns the directory, or may write to it, on this node.
         """
-        given = self._receive_blobs()
-        if given is None:
+        blobs_of_run = self._receive_blobs()
+        if blobs_of_run is None:
             return 0
-        sys.path += [folder for folder in given.path if folder not in sys.path]
-        directory = self.directory or Path(given.directory)
+        sys.path += [folder for folder in blobs_of_run.path if folder not in sys.path]
+        directory = self.directory or Path(blobs_of_run.directory)
         # `Path.exists` would raise if this node's user has no access.
-        self.sees_directory = os.path.exists(directory / "workers" / given.mark)  # noqa: PTH110
+        self.sees_directory = os.path.exists(directory / "workers" / blobs_of_run.mark)  # noqa: PTH110
         if self.sees_directory:
             check_directory(directory)  # as the driver does: the directory of this name here may be another user's
         directory = directory if self.sees_directory else self.scratch
-        blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
+        blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in blobs_of_run.roles}
         lock = os.open(
             self.scratch, os.O_RDONLY
         )  # workers get a descriptor where those of the driver's node get its lock
@@ -250,8 +250,8 @@ class Agent:
                 if isinstance(message, EndWorkers):
                     return
                 self._handle_command(workers, message)
-            for worker, said in workers.receive(0):
-                self._forward(worker, said)
+            for worker, received in workers.receive(0):
+                self._forward(worker, received)
             if time.monotonic() - self._told > SIGNS_SECONDS:
                 self._told = time.monotonic()
                 self._send_heartbeats(workers)
@@ -270,15 +270,15 @@ class Agent:
             case KillWorker():
                 workers.kill(message.worker)
 
-    def _forward(self, worker: str, said: Any) -> None:
+    def _forward(self, worker: str, message: Any) -> None:
         if not self.sees_directory:
-            if isinstance(said, SectionReport):
-                for event in said.events:
+            if isinstance(message, SectionReport):
+                for event in message.events:
                     if isinstance(event, Saved):
                         self._send_files(event)
-            elif isinstance(said, Lost):
+            elif isinstance(message, Lost):
                 self._send_logs()
-        self.outbox.put(WorkerMessage(worker, said))
+        self.outbox.put(WorkerMessage(worker, message))
 
     def _send_files(self, saved: Saved) -> None:
         """Send the member's file, and the file of its best weights if this node wrote a new one."""
@@ -316,7 +316,7 @@ class _Logs:
 
     def new(self) -> list[LogText]:
         """Return the text added since the last call."""
-        found = []
+        texts = []
         for path in (*self.folder.glob("members/*/log.txt"), *self.folder.glob("workers/*.log")):
             read = self._read.get(path, 0)
             if path.stat().st_size > read:
@@ -324,5 +324,5 @@ class _Logs:
                     file.seek(read)
                     text = file.read()
                 self._read[path] = read + len(text)
-                found.append(LogText(str(path.relative_to(self.folder)), text))
-        return found
+                texts.append(LogText(str(path.relative_to(self.folder)), text))
+        return texts

@@ -95,8 +95,8 @@ def check_versions(joined: Joined) -> None:
     own = versions()
     unlike = [name for name in own if own[name] != joined.versions.get(name)]
     if unlike:
-        there, here = (", ".join(f"{n} {v.get(n)}" for n in unlike) for v in (joined.versions, own))
+        agent_versions, own_versions = (", ".join(f"{n} {v.get(n)}" for n in unlike) for v in (joined.versions, own))
         raise PlanError(
-            f"the agent on {joined.host} has {there}, but the driver on {socket.gethostname()} has {here}, so "
+            f"the agent on {joined.host} has {agent_versions}, but the driver on {socket.gethostname()} has {own_versions}, so "
             "results would depend on which node trains which member. Use the same environment on all nodes."
         )

@@ -108,18 +108,18 @@ class Agents:
 
     def _gather(self, listener: AgentListener, waited: float) -> None:
         """Accept the agents that call within a moment; raises WorkerError if the driver has `waited` too many seconds."""
-        there = f"{len(listener.joined) + 1} of the job's {self.place.nodes} nodes"
+        joined = f"{len(listener.joined) + 1} of the job's {self.place.nodes} nodes"
         ranks = ", ".join(str(rank) for rank in sorted({0, *listener.joined}))
         if waited > GATHER_SECONDS:
             raise WorkerError(
-                f"{there} had joined after {GATHER_SECONDS:g} s (ranks {ranks}). Look for the cause in the output "
+                f"{joined} had joined after {GATHER_SECONDS:g} s (ranks {ranks}). Look for the cause in the output "
                 f"of the others; {self.directory / 'workers' / 'listener.log'} lists refused callers. Then start "
                 "the job again."
             )
         if waited > QUIET_SECONDS and not self._told:
             self._told = True
             print(
-                f"{there} have joined (ranks {ranks}); the run waits at most {GATHER_SECONDS:g} s for the others.",
+                f"{joined} have joined (ranks {ranks}); the run waits at most {GATHER_SECONDS:g} s for the others.",
                 file=sys.stderr,
             )
         listener.accept_agents(POLL_SECONDS)

@@ -42,11 +42,11 @@ def read_pieces(name: str, path: Path) -> Iterator[FilePiece]:
             "deleted. Restore the original file, or train in another directory."
         ) from error
     with file:
-        left = os.fstat(file.fileno()).st_size
+        remaining = os.fstat(file.fileno()).st_size
         while True:
             data = file.read(PIECE_BYTES)
-            left -= len(data)
-            last = left <= 0 or not data
+            remaining -= len(data)
+            last = remaining <= 0 or not data
             yield FilePiece(name, data, last)
             if last:
                 return

@@ -132,12 +132,12 @@ class NodeWorkers:
             for place in self.remote:
                 if place.node == node:
                     place.mark_gone(why)
-        said = [] if self.here is None else self.here.receive(0)
+        messages = [] if self.here is None else self.here.receive(0)
         for place in self.remote:
-            said += place.receive()
-        said += self._came
+            messages += place.receive()
+        messages += self._came
         self._came.clear()
-        return said
+        return messages
 
     def _take(self, joined: Joined, peer: Peer) -> None:
         try:
@@ -146,11 +146,11 @@ class NodeWorkers:
             self.listener.log_refusal(str(error))  # the run can continue without that node
             peer.close()
             return
-        found = self.node_monitor.take(joined, peer)
-        if found is None:
+        taken = self.node_monitor.take(joined, peer)
+        if taken is None:
             peer.close()
             return
-        place, node = found
+        place, node = taken
         place.send_blobs(self.blobs, self.mark.name)
         self.remote.append(place)
         self._nodes[node.name] = place

@@ -200,10 +200,10 @@ class StoreBoard:
         try:
             if not self._store.check([self._name]):
                 return None
-            found = self._store.get(self._name)
+            content = self._store.get(self._name)
         except RuntimeError:
             return None  # it was deleted between the two calls, or the store is gone
-        return parse_notice(found.decode(errors="replace"), self._key)
+        return parse_notice(content.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
         """Do nothing: a restarted job stores its notice under another name."""
@@ -253,11 +253,11 @@ def make_board(place: JobPlace, directory: Path, environment: Mapping[str, str])
 
 def _addresses() -> tuple[str, ...]:
     """Return this host's addresses: that of its name first, and the loopback last, for processes of the job on this host."""
-    found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
+    addresses = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
     named = ""
     with contextlib.suppress(OSError):
         named = socket.gethostbyname(socket.gethostname())
-    return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
+    return tuple(sorted(addresses, key=lambda address: (address.startswith("127."), address != named)))
 
 
 def listener_and_notice(
@@ -269,8 +269,8 @@ def listener_and_notice(
     """
     proof = key or os.urandom(32)
     listener = Listener(proof, refused, seal=None if certificate is None else certificate.called)
-    told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
-    return listener, Notice(job=job, hosts=_addresses(), port=listener.port, key=told, certificate=digest)
+    shown_key, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
+    return listener, Notice(job=job, hosts=_addresses(), port=listener.port, key=shown_key, certificate=digest)
 
 
 def connect_to_driver(
@@ -331,7 +331,7 @@ def _check_certificate(name: str, notice: Notice, certificate: Certificate | Non
 
 def interface_of(address: str) -> str:
     """Return the network interface that has an address; raises LookupError if none has."""
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address == address for one in found):
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
             return str(name)
     raise LookupError(f"no network interface has the address {address}")

@@ -185,8 +185,8 @@ class Ray:
 
     def _start(self, node_id: str, host: str, settings: Settings, takes: Mapping[str, int]) -> None:
         number = self._started.total()
-        there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-        actor = ray.remote(_Agent).options(scheduling_strategy=there, max_restarts=0, **takes).remote()
+        on_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        actor = ray.remote(_Agent).options(scheduling_strategy=on_node, max_restarts=0, **takes).remote()
         life = actor.live.remote(number, self._notice, settings)
         self._placed[number] = _PlacedAgent(node_id=node_id, host=host, actor=actor, life=life)
 

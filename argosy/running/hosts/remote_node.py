@@ -118,8 +118,8 @@ class RemoteNode:
             self._listen()
         if self.file_sync is not None:
             self.file_sync.arrivals.settle()
-        said, self.said = self.said, []
-        return said
+        messages, self.said = self.said, []
+        return messages
 
     def mark_gone(self, why: str) -> None:
         """Report each worker of this node as lost, once: nothing more comes from it."""
@@ -180,12 +180,12 @@ class RemoteNode:
             case Ready(sees_directory=False):
                 self.file_sync = _FileSync(self.directory, self.node)
 
-    def _handle_worker(self, worker: str, said: Any) -> None:
-        if self.file_sync is not None and isinstance(said, SectionReport):
-            self.file_sync.handle(said)
-        if isinstance(said, Lost):
+    def _handle_worker(self, worker: str, message: Any) -> None:
+        if self.file_sync is not None and isinstance(message, SectionReport):
+            self.file_sync.handle(message)
+        if isinstance(message, Lost):
             self.workers.discard(worker)
-        self.said.append((worker, said))
+        self.said.append((worker, message))
 
 
 class _FileSync:
@@ -205,14 +205,14 @@ class _FileSync:
                 self.kept[name].note_journaled(file)
         if not isinstance(command, Assign):
             return []
-        found = []
+        files = []
         for start in command.start:
             folder = self.directory / "members" / start.member
             make_folder(folder)
             self.kept[start.member] = KeptFiles(folder, start.checkpoint)
             if start.checkpoint is not None:
-                found.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))
-        return found
+                files.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))
+        return files
 
     def handle(self, report: SectionReport) -> None:
         """Note the files that a report names; they have arrived before it."""

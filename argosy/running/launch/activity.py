@@ -20,10 +20,10 @@ def tree_activity(pid: int) -> float:
 
 def process_activity(pid: int) -> float:
     """Return the CPU seconds of a process and of its ended children, plus its reads and writes converted to seconds."""
-    found = 0.0
+    seconds = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        found += sum(process.cpu_times()[:4])
+        seconds += sum(process.cpu_times()[:4])
         traffic = process.io_counters()
-        found += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
-    return found
+        seconds += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
+    return seconds

@@ -99,10 +99,10 @@ class _BufferPickler(_Pickler):
 
     def _mapped(self, array: Any) -> tuple[Any, tuple[Any, ...]] | None:
         """Return a call that maps the same part of the same file; None for an array that differs from the file."""
-        found = MappedFile.of(array) if array.flags.c_contiguous else None
-        if found is None:
+        mapped = MappedFile.of(array) if array.flags.c_contiguous else None
+        if mapped is None:
             return None
-        file, offset = found
+        file, offset = mapped
         self.files.append(file)
         return _map, (file, array.dtype, array.mode.replace("w", "r"), offset, array.shape)
 
@@ -155,12 +155,12 @@ def make_enlist(members: tuple[Member, ...]) -> Enlist:
 def make_blobs(job: Job) -> dict[str, int]:
     """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders)."""
     study = job.study
-    told = (job.settings, study.seed, study.validations_per_epoch)
+    common = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
         sent = replace(study.data, on_device=None)  # trainers alone call it
         data, files = write_data_blob(sent)
         undone.callback(os.close, data)
-        feeder = write_blob((*told, files, digest_imports([sent])), "the input of a feeder")
+        feeder = write_blob((*common, files, digest_imports([sent])), "the input of a feeder")
         undone.callback(os.close, feeder)
         trainer = write_blob((study.terms, job.settings, digest_imports([study.data.on_device])), "Data.on_device")
         undone.callback(os.close, trainer)

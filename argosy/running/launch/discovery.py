@@ -69,18 +69,18 @@ def _default_kind() -> str:
     return default_kind()
 
 
-def _accelerators(kind: str, asked: tuple[int, ...]) -> tuple[Device, ...]:
+def _accelerators(kind: str, wanted: tuple[int, ...]) -> tuple[Device, ...]:
     from argosy.training.device.devices import backend_class  # which imports torch
 
-    there = backend_class(kind).hardware(kind)
-    numbers = asked or tuple(range(len(there)))
-    missing = [number for number in numbers if number >= len(there)]
+    hardware = backend_class(kind).hardware(kind)
+    numbers = wanted or tuple(range(len(hardware)))
+    missing = [number for number in numbers if number >= len(hardware)]
     if missing or not numbers:
         raise PlanError(
             f"--devices {kind}:{','.join(map(str, missing)) or '0'} is not available: this machine shows "
-            f"{len(there)} such devices to this process. Choose others."
+            f"{len(hardware)} such devices to this process. Choose others."
         )
     return tuple(
-        Device(name=f"{kind}:{i}", node="local", kind=there[i].name, memory_bytes=there[i].memory_bytes)
+        Device(name=f"{kind}:{i}", node="local", kind=hardware[i].name, memory_bytes=hardware[i].memory_bytes)
         for i in numbers
     )

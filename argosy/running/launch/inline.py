@@ -125,8 +125,8 @@ class InlineWorkers:
             time.sleep(COPY_SECONDS)
             for trainer in behind:
                 trainer.waited(COPY_SECONDS)
-        said, self.said = self.said, []
-        return said
+        messages, self.said = self.said, []
+        return messages
 
     def _obey(self, worker: str, command: Any) -> None:
         if worker in self.feeders:
@@ -199,11 +199,11 @@ class _InlineFeeder:
 
     def _open(self, command: Open) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
-        given = files_of_data(study.data)
+        data_files = files_of_data(study.data)
         self.sources = open_sources(
             study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes), shards=command.shards
         )
-        self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
+        self.files = (*data_files, *(file for source in self.sources.values() for file in source.facts.files))
         open_kept_rows(self.sources, feeder_cache_bytes(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths, shards=self.sources["train"].facts.shards)

@@ -39,21 +39,21 @@ def usable_cores() -> int:
 
 def quota_cores() -> float | None:
     """Return the tightest CPU quota of this process's control groups, in cores; None for no quota."""
-    found = [int(quota) / int(period) for quota, period in _quotas() if quota not in ("max", "-1")]
-    return min(found, default=None)
+    quotas = [int(quota) / int(period) for quota, period in _quotas() if quota not in ("max", "-1")]
+    return min(quotas, default=None)
 
 
 def memory_limit() -> int | None:
     """Return the tightest memory limit of this process's control groups, in bytes; None for no limit."""
     texts = [path.read_text().strip() for path in _files("memory", "memory.max", "memory.limit_in_bytes")]
-    found = [int(text) for text in texts if text != "max" and int(text) < UNLIMITED_BYTES]
-    return min(found, default=None)
+    limits = [int(text) for text in texts if text != "max" and int(text) < UNLIMITED_BYTES]
+    return min(limits, default=None)
 
 
 def feeder_cache_bytes(nodes: int) -> int:
     """Return the bytes that a feeder may keep: a quarter of its host's free memory, divided among its nodes."""
-    left: int = psutil.virtual_memory().available
-    return min(left, memory_limit() or left) // (4 * nodes)
+    available: int = psutil.virtual_memory().available
+    return min(available, memory_limit() or available) // (4 * nodes)
 
 
 def _quotas() -> Iterator[list[str]]:

@@ -169,9 +169,9 @@ class ProcessWorkers:
 
         A worker that was never forked hangs in the fork server, which is killed with all of its workers.
         """
-        found = self.workers.get(worker)
-        if found is not None and not found.ended:  # otherwise its pid may belong to another process
-            _kill(found.pid or self.server.process.pid)
+        process = self.workers.get(worker)
+        if process is not None and not process.ended:  # otherwise its pid may belong to another process
+            _kill(process.pid or self.server.process.pid)
 
     def enlist(self, worker: str, members: "tuple[Member, ...]") -> None:
         """Implement `Workers.enlist`: send the members, pickled."""
@@ -186,15 +186,15 @@ class ProcessWorkers:
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """Implement `Workers.heartbeat`: read from shared memory."""
-        found = self.workers.get(worker)
-        return found.heartbeat if found is not None else None
+        process = self.workers.get(worker)
+        return process.heartbeat if process is not None else None
 
     def cpu_seconds(self, worker: str) -> float:
         """Implement `Workers.cpu_seconds`: before a worker is forked, those of the fork server, which works for it."""
-        found = self.workers.get(worker)
-        if found is None:
+        process = self.workers.get(worker)
+        if process is None:
             return 0.0
-        return tree_activity(found.pid) if found.pid is not None else process_activity(self.server.process.pid)
+        return tree_activity(process.pid) if process.pid is not None else process_activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Implement `Workers.receive`: wait for connections, and report workers that were lost or killed."""
@@ -210,8 +210,8 @@ class ProcessWorkers:
             if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
                 self._disconnect(worker)
                 self._lost(worker, worker.ended or "its connection broke")
-        said, self.said = self.said, []
-        return said
+        messages, self.said = self.said, []
+        return messages
 
     def flush_commands(self) -> None:
         """Write the commands since the last `receive`, as far as connections take them."""
@@ -241,8 +241,8 @@ class ProcessWorkers:
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced once its end-of-file is read; requests until then are lost.
         data = [self.blobs["data"]] if role == "feeder" else []
-        given = [theirs.fileno(), self.blobs[role], descriptor, self.lock, self.blobs["state"], *data]
-        self.server.fork(arguments, given, log)
+        inherited = [theirs.fileno(), self.blobs[role], descriptor, self.lock, self.blobs["state"], *data]
+        self.server.fork(arguments, inherited, log)
         theirs.close()
         os.close(descriptor)
 

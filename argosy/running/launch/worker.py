@@ -57,13 +57,13 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
     try:
         heartbeat.start("unpacking its input", opaque=True)
         _unpack(descriptors[4]).apply()  # before any of the user's code runs
-        given = _unpack(descriptors[1])
+        job = _unpack(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
-            _feed(driver, heartbeat, arguments, given, data=descriptors[5])
+            _feed(driver, heartbeat, arguments, job, data=descriptors[5])
         else:
             with explain_refusals(Path(arguments["directory"])):
-                _train(driver, heartbeat, arguments, given)
+                _train(driver, heartbeat, arguments, job)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -72,8 +72,8 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
         driver.send(DevicePoisoned(detail=str(error), members=error.members))
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
-        told = error if isinstance(error, ArgosyError) else resources_refused(error, name)
-        known = told or WorkerError(
+        known_error = error if isinstance(error, ArgosyError) else resources_refused(error, name)
+        known = known_error or WorkerError(
             f"worker {name!r} cannot continue:\n{trace_of(error).strip()}\nFix the error; the same command "
             "resumes the run."
         )
@@ -98,9 +98,9 @@ def _unpack_data(descriptor: int, imported: ImportDigests) -> Data:
     return data
 
 
-def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: Any, *, data: int) -> None:
+def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], job: Any, *, data: int) -> None:
     """Run as a feeder, with this node's share of the machine's cores and memory; `data` is the descriptor of its blob."""
-    settings, seed, per_epoch, files, imported = given
+    settings, seed, per_epoch, files, imported = job
     nodes_here = arguments["nodes_here"]
     torch.set_num_threads(1)
     feed(
@@ -117,9 +117,9 @@ def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: 
     )
 
 
-def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: Any) -> None:
+def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], job: Any) -> None:
     """Run as a trainer."""
-    terms, settings, imported = given
+    terms, settings, imported = job
     name = arguments["name"]
     check_imports([terms.on_device], imported)
     torch.set_num_threads(settings.threads)
@@ -154,10 +154,10 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
     heartbeat, before = trainer.heartbeat, 0
     while True:
         took = blocks.give()
-        left = trainer.turns_left
-        if left != before:  # one beat per iteration and no others, so that a device that hangs is noticed
-            before = left
-            heartbeat.start("waiting for its device") if left else heartbeat.rest()
+        turns_left = trainer.turns_left
+        if turns_left != before:  # one beat per iteration and no others, so that a device that hangs is noticed
+            before = turns_left
+            heartbeat.start("waiting for its device") if turns_left else heartbeat.rest()
         started = time.perf_counter()
         at_once = took or trainer.copies.release_done() or trainer.copies.ahead
         _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)

@@ -35,5 +35,5 @@ def load(directory: str | Path, *, study: Study | Search | None = None) -> Repor
     events = read_journal(directory)
     tuner = Tuner.of(study, events)
     tuner.replay(events, RunState.of(events))
-    found = loading.load_report(directory, study=tuner.study)
-    return SearchReport.of(found, timeline(directory), tuner.sampling.study)
+    report = loading.load_report(directory, study=tuner.study)
+    return SearchReport.of(report, timeline(directory), tuner.sampling.study)

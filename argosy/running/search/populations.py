@@ -54,16 +54,16 @@ class Population:
 
         They are found by building the member with a different value for each parameter in turn.
         """
-        here = self.build(parameters)
+        built = self.build(parameters)
         others = {name: self.build(self.sampling.explored(parameters, [name])) for name in parameters}
-        found = [name for name, other in others.items() if changed_parameters(here, other)]
-        if not found:
+        changeable = [name for name, other in others.items() if changed_parameters(built, other)]
+        if not changeable:
             raise StudyError(
                 "scheduler 'pbt' changes numbers of optimizer, loss or augment while trials train, but none of "
                 f"{dict(parameters)} is bound there by name. Bind one in the member, for example partial(SGD, "
                 "lr=parameters['lr'])."
             )
-        return found
+        return changeable
 
 
 def changed_parameters(source: Member, clone: Member) -> dict[str, tuple[Any, Any]] | None:
@@ -71,8 +71,8 @@ def changed_parameters(source: Member, clone: Member) -> dict[str, tuple[Any, An
     before, after = source.hyperparameters, clone.hyperparameters
     if before.keys() != after.keys() or any(_kind(source, part) != _kind(clone, part) for part in PARTS):
         return None
-    found = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    return found if all(name.partition(".")[0] in LOADED for name in found) else None
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    return changed if all(name.partition(".")[0] in LOADED for name in changed) else None
 
 
 def _kind(member: Member, name: str) -> Any:

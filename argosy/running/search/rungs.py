@@ -25,12 +25,12 @@ class PackPolicy:
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Return a pack for each free device while trials wait; the shortest rung comes first, and in it the first trials."""
         check_memory_fit(situation.waiting, situation.devices)
-        left = {profile.member: profile for profile in situation.waiting}
+        waiting = {profile.member: profile for profile in situation.waiting}
         flotillas = []
         for device in situation.free:
-            pack = self._next(left, device, situation.epochs_done)
+            pack = self._next(waiting, device, situation.epochs_done)
             for profile in pack:
-                del left[profile.member]
+                del waiting[profile.member]
             if pack:
                 placements = tuple(Placement.whole(profile, device.name) for profile in pack)
                 flotillas.append(Flotilla(placements=placements))
@@ -44,12 +44,12 @@ class PackPolicy:
         """Return the part of the next pack that fits on the device; members that do not fit wait for a later one."""
         rungs: dict[tuple[int, int], list[Candidate]] = {}
         for name, profile in left.items():
-            found = self.candidate(name)
-            if found is None:
+            chosen = self.candidate(name)
+            if chosen is None:
                 if profile.memory_bytes <= device.memory_bytes:
                     return [profile]
                 continue
-            budget, candidate = found
+            budget, candidate = chosen
             rungs.setdefault((budget, epochs_done.get(name, 0)), []).append(candidate)
         pack: list[Profile] = []
         for _, waiting in sorted(rungs.items(), key=lambda rung: rung[0]):

@@ -230,12 +230,12 @@ class Tuner:
         # Only trials are checked here; members that the user adds come later.
         trials = {name: one for name, one in state.members.items() if name in job.study.names}
         Identity(job.directory, trials, job.process_state, of_search=True).check(job.study)
-        found = self.found(state)
+        findings = self.found(state)
         self.show(job.directory, store)
         for new in brought:
             if new.cloned is not None:
                 link_checkpoint(job.directory, new.cloned)
-        for event in (SearchBegan(terms=self.terms), *(event for new in brought for event in new.events), *found):
+        for event in (SearchBegan(terms=self.terms), *(event for new in brought for event in new.events), *findings):
             journal.append(event)
             state.apply(event)
         journal.commit()
@@ -260,22 +260,22 @@ class Tuner:
         trial = self.trial_of.get(member)
         if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
-        here = state.member(member)
+        own_state = state.member(member)
         self._report_sections(trial, state)
-        why = trial.shared_end_reason(here, state)
+        why = trial.shared_end_reason(own_state, state)
         if why is not None:
             return Verdict(Fate.END, why)
-        if member in self._ended and here.status == "done":
+        if member in self._ended and own_state.status == "done":
             return Verdict(Fate.END, self._ended[member])
         if trial.sections is not None:
             # The member's stopping rule ends it at its rung; the trial may then continue as another member.
-            return self._go_on_verdict(trial, max(trial.sections - len(here.history), 1))
-        left = self.scheduler.budget(trial.number) - len(here.history)
-        if left > 0:
-            return self._go_on_verdict(trial, left)
+            return self._go_on_verdict(trial, max(trial.sections - len(own_state.history), 1))
+        sections_left = self.scheduler.budget(trial.number) - len(own_state.history)
+        if sections_left > 0:
+            return self._go_on_verdict(trial, sections_left)
         reason = self.scheduler.out(trial.number)
         if reason is None:
-            return Verdict(Fate.REST, f"waits for others after section {len(here.history)}")
+            return Verdict(Fate.REST, f"waits for others after section {len(own_state.history)}")
         return Verdict(Fate.END, reason)
 
     def _go_on_verdict(self, trial: Trial, left: int) -> Verdict:
@@ -290,10 +290,10 @@ class Tuner:
         return [name for name in resting if name in self.trial_of and self._is_called(name, state)]
 
     def _is_called(self, name: str, state: RunState) -> bool:
-        trial, here = self.trial_of[name], state.member(name)
-        if self.scheduler.budget(trial.number) > len(here.history) or self.scheduler.out(trial.number) is not None:
+        trial, own_state = self.trial_of[name], state.member(name)
+        if self.scheduler.budget(trial.number) > len(own_state.history) or self.scheduler.out(trial.number) is not None:
             return True
-        return trial.shared_end_reason(here, state) is not None
+        return trial.shared_end_reason(own_state, state) is not None
 
     def epochs_to_come(self, state: RunState) -> float:
         """Return the epochs that all trials together have left, as far as is known."""
@@ -308,10 +308,10 @@ class Tuner:
         """Return the constraint values of trials that are not journaled yet."""
         if self.objectives.constraints is None:
             return ()
-        told = {trial.name: trial.constrained for trial in self.trials if trial.reached}
+        constrained = {trial.name: trial.constrained for trial in self.trials if trial.reached}
         return [
             Constrained(member=name, values=values)
-            for name, values in told.items()
+            for name, values in constrained.items()
             if state.constrained.get(name) != values
         ]
 
@@ -340,10 +340,10 @@ class Tuner:
             or self.scheduler.out(trial.number) is not None
         ):
             return False
-        here = trial.here(state)
-        if min(len(one.history) for one in here) < trial.reported_sections:
+        states = trial.here(state)
+        if min(len(one.history) for one in states) < trial.reported_sections:
             return False  # it repeats sections that a killed driver had not saved, and may end in them
-        return trial.is_between_rungs(here, self.search.most) or trial.first_ended(here) is None
+        return trial.is_between_rungs(states, self.search.most) or trial.first_ended(states) is None
 
     def has_more(self, state: RunState) -> bool:
         """Return whether trials may still be added, or start from scratch at a next rung."""
@@ -387,12 +387,14 @@ class Tuner:
     def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
         """Propose a clone; returns None while its source has not saved its current state."""
         assert self.population is not None
-        here = state.member(source.member.name)
-        if here.status not in FINAL_STATUSES and not self.population.is_saved(source, here):
+        source_state = state.member(source.member.name)
+        if source_state.status not in FINAL_STATUSES and not self.population.is_saved(source, source_state):
             return None
         parameters = self.population.explored(source)
         trial = self._add_trial(*self.sampling.again(parameters), sections=None)
-        return replace(self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_checkpoint(here)))
+        return replace(
+            self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_checkpoint(source_state))
+        )
 
     def _propose_again(self, trial: Trial) -> Newcomer:
         self._begin_anew(trial, self.scheduler.budget(trial.number))
@@ -461,8 +463,8 @@ class Tuner:
         """
         if trial.number not in self._open:
             return  # its last report was made when it ended
-        here = trial.here(state)
-        for sections, value in trial.new_sections(here, self.objectives):
+        states = trial.here(state)
+        for sections, value in trial.new_sections(states, self.objectives):
             reached = trial.reached if self.population is None else {self.objectives.first: value}
             cost = self.objectives.cost(reached, trial.constrained)
             self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess)
@@ -478,12 +480,12 @@ class Tuner:
     def _handle_over(self, state: RunState) -> None:
         """Handle the trials that are over in a state: the current one, or the one when the sampler was asked."""
         for trial in list(self._open.values()):
-            here = trial.here(state)
-            under_way = [one for one in here if one.status not in FINAL_STATUSES]
-            wrong = next((one for one in here if one.status in FINAL_STATUSES and one.status != "done"), None)
+            states = trial.here(state)
+            under_way = [one for one in states if one.status not in FINAL_STATUSES]
+            wrong = next((one for one in states if one.status in FINAL_STATUSES and one.status != "done"), None)
             if wrong is not None or not under_way:
-                self._handle_ended(trial, here, wrong, state)
-            elif here[0].inherited is not None and not trial.reported_sections:
+                self._handle_ended(trial, states, wrong, state)
+            elif states[0].inherited is not None and not trial.reported_sections:
                 self._report_sections(trial, state)
 
     def _handle_ended(

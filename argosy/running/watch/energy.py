@@ -63,7 +63,7 @@ def _rapl(powercap: Path) -> dict[str, Counter]:
 
     Subzones (``intel-rapl:0:1``) are included in their package's counter; the platform zone (psys) is not a package.
     """
-    found = {}
+    counters = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         try:
             name = (zone / "name").read_text().strip()
@@ -72,8 +72,8 @@ def _rapl(powercap: Path) -> dict[str, Counter]:
         except (OSError, ValueError):
             continue  # on most systems, only root may read it
         if name.startswith("package-"):
-            found[name] = counter
-    return found
+            counters[name] = counter
+    return counters
 
 
 def _micro(path: Path) -> float:
@@ -88,7 +88,7 @@ def _nvml() -> dict[str, Counter]:
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return {}
-    found = {}
+    counters = {}
     for number in range(count.value):
         device = ctypes.c_void_p()
         if library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
@@ -98,8 +98,8 @@ def _nvml() -> dict[str, Counter]:
             counter.read()
         except OSError:
             continue  # older than Volta
-        found[f"gpu {number}"] = counter
-    return found
+        counters[f"gpu {number}"] = counter
+    return counters
 
 
 def _gpu_joules(library: ctypes.CDLL, device: ctypes.c_void_p) -> float:

@@ -124,12 +124,12 @@ class Hooked:
         seconds = SECONDS if event == "end" else min(SECONDS, self._deadline - time.monotonic())
         workers = self._directory / "workers"
         make_folder(workers)
-        told = workers / f"on-{'-'.join([event, *([facts['member']] if 'member' in facts else [])])}.json"
-        with replacing(told) as file:
+        facts_file = workers / f"on-{'-'.join([event, *([facts['member']] if 'member' in facts else [])])}.json"
+        with replacing(facts_file) as file:
             file.write(json.dumps(without_infinities(facts), default=str).encode())
         environment = {
             **os.environ,
-            "ARGOSY_FACTS": str(told),
+            "ARGOSY_FACTS": str(facts_file),
             "ARGOSY_BEST": (facts.get("best") or {}).get("name", ""),
         }
         for name in ("event", "directory", "status", "reason", "member"):

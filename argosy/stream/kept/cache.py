@@ -109,7 +109,7 @@ class RowCache:
 
     def entries(self, prefix: str = "") -> list[Entry]:
         """Return the rows whose names begin with `prefix`, the least recently used first. Raises OSError, and RunError for another user's folder."""
-        found = []
+        listed = []
         with contextlib.suppress(FileNotFoundError):
             check_directory(self.folder)
             for folder in self.folder.iterdir():
@@ -118,8 +118,8 @@ class RowCache:
                     with contextlib.suppress(OSError):
                         size = sum(file.stat().st_blocks * 512 for file in folder.iterdir())
                         used = (folder / HEADER).stat().st_mtime
-                        found.append(Entry(folder=folder, header=header, bytes=size, used=used))
-        return sorted(found, key=lambda entry: entry.used)
+                        listed.append(Entry(folder=folder, header=header, bytes=size, used=used))
+        return sorted(listed, key=lambda entry: entry.used)
 
     def look_up(self, key: Key, length: int | None = None) -> Entry | str:
         """Return the rows of a key, or in words why there are none. Deletes rows that are stale in the place where they were made."""
@@ -130,10 +130,10 @@ class RowCache:
             change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):
                 change = why_stale(entry.folder / NOTES, key.roots)
-            if not change and (found := self._usable_entry(entry, key)) is not None:
-                os.utime(found.folder / HEADER)
-                self._used.add(found.folder.name)
-                return found
+            if not change and (usable := self._usable_entry(entry, key)) is not None:
+                os.utime(usable.folder / HEADER)
+                self._used.add(usable.folder.name)
+                return usable
             if change and entry.header.roots == key.place:
                 self.discard(entry.folder)
                 return change
@@ -168,8 +168,8 @@ class RowCache:
             Rows.create(new, layout, header.count)
             Witnesses(new / NOTES, key.roots).write(make_notes(key.files, key.roots))
             folder = self.place(new, key, header)
-        made = _header(folder)
-        return folder if made is not None and made.fits(layout) and made.count == header.count else None
+        current = _header(folder)
+        return folder if current is not None and current.fits(layout) and current.count == header.count else None
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
@@ -256,7 +256,7 @@ def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]
 def _header(folder: Path) -> Header | None:
     """Return the header of kept rows; None if there are none, or they have another version."""
     try:
-        found: Header = convert(parse_json((folder / HEADER).read_text()), Header, "it")
+        header: Header = convert(parse_json((folder / HEADER).read_text()), Header, "it")
     except (OSError, ValueError):
         return None
-    return found if found.version == VERSION else None
+    return header if header.version == VERSION else None

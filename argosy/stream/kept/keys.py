@@ -113,7 +113,7 @@ class _ChangedParts:
     def before(self, dataset: Any, whole: Content) -> dict[str, str | None]:
         """Return the digests that replace those of some parts."""
         known = {name: self._globals.get(id(_held(part))) for name, part in whole.parts.items()}
-        return self._of(dataset) | {name: found[1] for name, found in known.items() if found is not None}
+        return self._of(dataset) | {name: earlier[1] for name, earlier in known.items() if earlier is not None}
 
     def _of(self, dataset: Any) -> dict[str, str | None]:
         reference, known = self._attributes.get(id(dataset), (None, {}))
@@ -199,20 +199,20 @@ def _roots(paths: Iterable[str]) -> list[str]:
 
 def _versions(packages: set[str]) -> set[tuple[str, str]]:
     """Return names and versions of the distributions of these packages and of `ALWAYS`, and of their dependencies except those of `ALWAYS`."""
-    left = [name for package in {*packages, *ALWAYS} for name in _distributions_of(package)]
-    found: dict[str, str] = {}
-    while left:
-        name = left.pop()
-        if name not in found:
+    todo = [name for package in {*packages, *ALWAYS} for name in _distributions_of(package)]
+    versions: dict[str, str] = {}
+    while todo:
+        name = todo.pop()
+        if name not in versions:
             try:
                 distribution = importlib.metadata.distribution(name)
             except importlib.metadata.PackageNotFoundError:  # needed only on other systems
                 continue
-            found[name] = distribution.version
+            versions[name] = distribution.version
             needed = (text for text in distribution.requires or () if "extra ==" not in text)
             if name not in ALWAYS:
-                left += [match.group().lower() for text in needed if (match := REQUIREMENT.match(text))]
-    return set(found.items())
+                todo += [match.group().lower() for text in needed if (match := REQUIREMENT.match(text))]
+    return set(versions.items())
 
 
 def _distributions_of(package: str) -> list[str]:
@@ -228,10 +228,10 @@ def _distributions_of(package: str) -> list[str]:
 def _distributions_with(package: str) -> list[str]:
     """Search the unparsed file lists of all distributions. `importlib.metadata.packages_distributions` would take a quarter of a second."""
     its_file = re.compile(rf"^{re.escape(package)}[/.]", re.MULTILINE)
-    found = []
+    names = []
     for distribution in importlib.metadata.distributions():
         declared = distribution.read_text("top_level.txt")
         has_it = package in declared.split() if declared else its_file.search(distribution.read_text("RECORD") or "")
         if has_it:
-            found.append(distribution.name.lower())
-    return found
+            names.append(distribution.name.lower())
+    return names

@@ -77,14 +77,14 @@ class Prover:
             return _in_memory(self._probe(preparing), key.name, str(error))
 
     def _kept_facts(self, preparing: SamplePreparer, cache: RowCache, key: Key) -> Facts:
-        found = cache.look_up(key, dataset_length(preparing))
-        why = self._verify_kept(preparing, cache, key, found) if isinstance(found, Entry) else found
+        entry = cache.look_up(key, dataset_length(preparing))
+        why = self._verify_kept(preparing, cache, key, entry) if isinstance(entry, Entry) else entry
         if isinstance(why, Facts):
             return why
         facts = self._probe(preparing)
         if not facts.constant:
             return _as_drawn(facts)
-        begun = _empty_rows(found, facts) or self._create_rows(cache, key, facts)
+        begun = _empty_rows(entry, facts) or self._create_rows(cache, key, facts)
         if begun is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
@@ -102,8 +102,8 @@ class Prover:
     def _verify_kept(self, preparing: SamplePreparer, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
         """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
         folder, header = entry.folder, entry.header
-        there = read_marks(folder)[: header.count]
-        kept = there.nonzero()[0].tolist()
+        marks = read_marks(folder)[: header.count]
+        kept = marks.nonzero()[0].tolist()
         if not kept:
             return "nothing is kept of it yet"
         indices = random.SystemRandom().sample(kept, min(SAMPLES_VERIFIED, len(kept)))
@@ -127,7 +127,7 @@ class Prover:
                     "changed"
                 )
         assert layout is not None
-        complete = len(there) == header.length and bool(there.all())
+        complete = len(marks) == header.length and bool(marks.all())
         return Facts(
             length=header.length,
             layout=layout,
@@ -144,11 +144,11 @@ class Prover:
         return probe(preparing, skip_errors=self.skip_errors)
 
 
-def _empty_rows(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
+def _empty_rows(entry: Entry | str, facts: Facts) -> tuple[Path, int] | None:
     """Return a folder of rows that has none yet, for example one created for another split of the same Dataset."""
-    if isinstance(found, str) or not found.folder.exists() or not found.header.fits(facts.layout):
+    if isinstance(entry, str) or not entry.folder.exists() or not entry.header.fits(facts.layout):
         return None
-    return found.folder, found.header.count
+    return entry.folder, entry.header.count
 
 
 def _key(dataset: Any) -> Key | UnreadableContent:

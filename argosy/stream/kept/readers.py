@@ -47,10 +47,10 @@ def read_in_parallel(
     """Return what `read` returns for each shard, read by up to `readers` processes. Raises what any of them raises."""
     if min(readers, shards) < 2:
         return [read(shard, heartbeat, grown) for shard in range(shards)]
-    found: dict[int, Found] = {}
+    results: dict[int, Found] = {}
     with _started_readers(read, shards, min(readers, shards), heartbeat, doing) as processes:
-        while len(found) < shards:
-            heartbeat.beat(len(found))  # each reader has a heartbeat of its own
+        while len(results) < shards:
+            heartbeat.beat(len(results))  # each reader has a heartbeat of its own
             for connection in wait(list(processes), POLL_SECONDS):
                 assert isinstance(connection, Connection)
                 try:
@@ -69,11 +69,11 @@ def read_in_parallel(
                 if isinstance(reported[0], str):
                     raise StudyError(f"Shard {shard} of a stream cannot be read: {reported[0]}Fix the stream.")
                 if isinstance(reported[0], bytes):
-                    found[shard] = cloudpickle.loads(reported[0])
+                    results[shard] = cloudpickle.loads(reported[0])
                     processes[connection].shards.discard(shard)
                 else:
                     grown(shard, *reported)
-    return [found[shard] for shard in range(shards)]
+    return [results[shard] for shard in range(shards)]
 
 
 @contextmanager
@@ -114,12 +114,12 @@ def _run_reader(heartbeat: Heartbeat, connection: Connection, read: Read[Found],
         reported = 0
         try:
             with heartbeat.busy(doing):
-                found = read(shard, heartbeat, grown)
+                result = read(shard, heartbeat, grown)
         except (StudyError, OSError) as error:
             connection.send((shard, error))
             return 1
         except Exception as error:  # process boundary: the caller must learn of any error
             connection.send((shard, "".join(traceback.format_exception(error))))
             return 1
-        connection.send((shard, cloudpickle.dumps(found)))
+        connection.send((shard, cloudpickle.dumps(result)))
     return 0

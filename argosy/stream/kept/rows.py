@@ -127,9 +127,9 @@ class Rows:
 
     def has(self, indices: Indices) -> npt.NDArray[np.bool_]:
         """Return which of these samples are kept."""
-        here = indices < self.count
-        here[here] = self.marks[indices[here]] > 0
-        return here
+        are_kept = indices < self.count
+        are_kept[are_kept] = self.marks[indices[are_kept]] > 0
+        return are_kept
 
     def keep(self, index: int, leaves: Sequence[torch.Tensor]) -> None:
         """Keep a sample if there is room for its index and it is not kept yet. Raises OSError if the disk is full."""
@@ -162,20 +162,20 @@ class Rows:
 
     def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
         """Copy the kept ones of these samples to rows low, low+1, … of a block. Returns which ones were copied."""
-        here = self.has(indices)
-        self.prefetch(indices[here])
-        if here.all():
+        are_kept = self.has(indices)
+        self.prefetch(indices[are_kept])
+        if are_kept.all():
             wanted = torch.from_numpy(indices)
             for target, column in zip(block.leaves, self._columns, strict=True):
                 torch.index_select(column, 0, wanted, out=target[low : low + len(indices)])
             block.indices[low : low + len(indices)] = indices
             block.sound[low : low + len(indices)] = True
-        elif here.any():
-            rows, found = np.flatnonzero(here) + low, indices[here]
+        elif are_kept.any():
+            rows, kept_rows = np.flatnonzero(are_kept) + low, indices[are_kept]
             for target, column in zip(block.leaves, self._columns, strict=True):
-                target[torch.from_numpy(rows)] = column[torch.from_numpy(found)]
-            block.indices[rows], block.sound[rows] = found, True
-        return here
+                target[torch.from_numpy(rows)] = column[torch.from_numpy(kept_rows)]
+            block.indices[rows], block.sound[rows] = kept_rows, True
+        return are_kept
 
     def commit(self) -> None:
         """Flush all marked rows to disk and mark them as durable. If the disk fails, their marks do not change."""

@@ -83,15 +83,15 @@ class Spool:
     def _facts(self, cache: RowCache) -> Facts:
         try:
             key = make_key(self.stream)
-            found = cache.look_up(key)
+            entry = cache.look_up(key)
         except UnreadableContent as error:
-            key, found = Key.of_one_run(self.stream), f"for this run only, because it contains {error}"
-        if isinstance(found, Entry):
-            known = self._verify_kept(cache, found, key)
+            key, entry = Key.of_one_run(self.stream), f"for this run only, because it contains {error}"
+        if isinstance(entry, Entry):
+            known = self._verify_kept(cache, entry, key)
             if known is not None:
                 return known
-            found = "its first samples have changed"
-        return self._read(cache, key, found)
+            entry = "its first samples have changed"
+        return self._read(cache, key, entry)
 
     @property
     def _kind(self) -> str:
@@ -122,8 +122,8 @@ class Spool:
 
     def count_shards(self) -> tuple[int, ...]:
         """Return the lengths of the shards. If neither a journal nor the stream gives them, read the stream to its end."""
-        told = tuple(getattr(unwrap_padding(self.stream), "shard_lengths", None) or ())
-        self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
+        declared = tuple(getattr(unwrap_padding(self.stream), "shard_lengths", None) or ())
+        self.lengths = self.lengths or declared or tuple(self._by_readers(self._count, lambda *_: None))
         if not sum(self.lengths):
             raise self._empty()
         return self.lengths
@@ -158,8 +158,8 @@ class Spool:
         """Read the whole stream into rows."""
         with cache.new() as folder:
             witnesses = Witnesses(folder / NOTES, key.roots)
-            found = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
-            parts = [part for part in found if part.layout is not None]
+            read_parts = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
+            parts = [part for part in read_parts if part.layout is not None]
             if not parts:
                 raise self._empty()
             layout, count = parts[0].layout, sum(part.samples for part in parts)

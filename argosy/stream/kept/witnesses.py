@@ -261,18 +261,18 @@ def _path_note(path: str, roots: Roots, *, read: bool = True) -> Note | None:
     place = roots.within(path)
     path = roots.path(*place)
     try:
-        found = os.stat(path)  # noqa: PTH116  # called for every file that a sample reads
-        if stat.S_ISDIR(found.st_mode):
+        status = os.stat(path)  # noqa: PTH116  # called for every file that a sample reads
+        if stat.S_ISDIR(status.st_mode):
             names = "\0".join(sorted(os.listdir(path)))  # noqa: PTH208
             return Note("folder", *place, _digest(names.encode(errors="surrogateescape")), None)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
-        if path.endswith(LOG) and found.st_size == 0:
+        if path.endswith(LOG) and status.st_size == 0:
             return Note("file", *place, None, ABSENT)
-        read = read and found.st_size <= MAX_HASHED_BYTES
+        read = read and status.st_size <= MAX_HASHED_BYTES
         # The state is taken before the content is read: a write in between shows as another state later.
-        young = read and time.time() - found.st_ctime < UNRELIABLE_SECONDS
-        state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        young = read and time.time() - status.st_ctime < UNRELIABLE_SECONDS
+        state = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         return Note("file", *place, [] if young else state, _read(path) if read else None)
     except (FileNotFoundError, NotADirectoryError):
         return Note("file", *place, None, ABSENT)
@@ -280,9 +280,9 @@ def _path_note(path: str, roots: Roots, *, read: bool = True) -> Note | None:
         return None
 
 
-def _database(given: Any) -> Any:
+def _database(argument: Any) -> Any:
     """Return the path of a database that is being opened; empty for one in memory."""
-    text = os.fsdecode(given) if isinstance(given, str | bytes | os.PathLike) else ""
+    text = os.fsdecode(argument) if isinstance(argument, str | bytes | os.PathLike) else ""
     if text.startswith("file:"):
         return unquote(urlsplit(text).path)
     return "" if text == ":memory:" else text

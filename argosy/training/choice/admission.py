@@ -118,8 +118,8 @@ def _by_fingerprint(lives: Iterable[LiveMember]) -> tuple[Alike, dict[str, str]]
 
 
 def _without(names: set[str], alike: Alike) -> Alike:
-    left = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
-    return {each: pack for each, pack in left.items() if pack}
+    remaining = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
+    return {each: pack for each, pack in remaining.items() if pack}
 
 
 def _why_alone(fingerprint: Fingerprint, alike: Alike) -> str:
@@ -156,15 +156,15 @@ def _check_fused(
 
 def _groups(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveMember]]:
     """Yield members that `Grouped` may step: those that it stepped before, and new ones that are few of their architecture."""
-    found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
+    by_key: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
         fresh = [live for live in pack if live.member.name not in before]
         # Members that were in a program of one architecture stay there, and new ones join them.
         few = len(fresh) < FEW_ALIKE and all(before.get(live.member.name, True) for live in pack)
         for live in pack:
             if before.get(live.member.name, few) and (key := grouping_key(live)) is not None:
-                found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
-    for packs in found.values():
+                by_key.setdefault(key, {}).setdefault(fingerprint, []).append(live)
+    for packs in by_key.values():
         lives = [live for pack in packs.values() for live in pack]
         grouped = any(live.member.name in before for live in lives)
         if (len(packs) > 1 or grouped) and have_own_batches(lives) == (False, False):
@@ -186,13 +186,13 @@ def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any
         for live in fresh:
             for layer in layers[live.member.name]:
                 admitted.setdefault(layer, attempt.lengths)
-    found = (admitted[layer] for own in layers.values() for layer in own)
-    return CheckOutcome(reason=None, lengths=_common_lengths(found))
+    of_layers = (admitted[layer] for own in layers.values() for layer in own)
+    return CheckOutcome(reason=None, lengths=_common_lengths(of_layers))
 
 
-def _common_lengths(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
+def _common_lengths(of_members: Iterable[BatchLengths | None]) -> BatchLengths | None:
     """Return the batch lengths that all have in common; None if one of them is None."""
-    lengths = list(found)
+    lengths = list(of_members)
     some = [one for one in lengths if one is not None]
     if len(some) < len(lengths):
         return None

@@ -125,18 +125,18 @@ def _compare_steps(
     for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]
         # One block for each side: a copy may write into its input.
-        given = [fill_block(block, length + own, double=double) for _ in range(2)]
+        blocks = [fill_block(block, length + own, double=double) for _ in range(2)]
         try:
             for copies in (alone, together):
-                restart_cutters(copies, given[0], length, apart=own)
-            mine = [_run_alone(solo, given[0], train=train) for solo in solos]
-            _check_behaviour(alone, attributed, given[0], alike=alike)
+                restart_cutters(copies, blocks[0], length, apart=own)
+            mine = [_run_alone(solo, blocks[0], train=train) for solo in solos]
+            _check_behaviour(alone, attributed, blocks[0], alike=alike)
         except UnfitProgram as unfit:
             return CheckOutcome(reason=str(unfit))
         except Exception as error:  # the same boundary
             return CheckOutcome.of("its own step", error, len(lives), alone=True)
         try:
-            by_copy = {id(trial.live): trial for trial in _run_together(fused, given[1], train=train)}
+            by_copy = {id(trial.live): trial for trial in _run_together(fused, blocks[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
                 share = _tolerance(lives, mine, fill_block(block, length + own), length, apart=own)
@@ -246,8 +246,8 @@ def _tolerance(
 def _result_pairs(one: FusedTrial, other: FusedTrial) -> Iterator[ComparedPair]:
     """Yield the gradients and buffers of two copies, which have the same names, as pairs to compare."""
     yield from gradient_pairs(one.gradients, other.gradients)
-    found = dict(other.live.model.named_buffers())
-    yield from (ComparedPair.of(f"the buffer {n!r}", b, found[n]) for n, b in one.live.model.named_buffers())
+    other_buffers = dict(other.live.model.named_buffers())
+    yield from (ComparedPair.of(f"the buffer {n!r}", b, other_buffers[n]) for n, b in one.live.model.named_buffers())
 
 
 def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
@@ -270,7 +270,7 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         weights = dict(theirs.model.named_parameters())
         values += [(f"the weight {n!r}", w.detach(), weights[n]) for n, w in mine.model.named_parameters()]
         averages = [[] if live.averaged is None else live.averaged.values for live in (mine, theirs)]
-        values += [("an averaged weight", value, found) for value, found in zip(*averages, strict=True)]
+        values += [("an averaged weight", value, other_value) for value, other_value in zip(*averages, strict=True)]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]

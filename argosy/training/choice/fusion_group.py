@@ -215,8 +215,8 @@ class FusionGroup:
             together = [] if largest == 1 or "grouped" in self.refused else [ProgramCandidate(largest, "grouped")]
             return [*(ProgramCandidate(1, kind) for kind in kinds), *together]
         sizes = dict.fromkeys((1, largest))
-        found = (ProgramCandidate(size, kind) for kind in kinds for size in sizes)
-        return [one for one in found if one.size == largest or one.kind != "compiled"]
+        candidates = (ProgramCandidate(size, kind) for kind in kinds for size in sizes)
+        return [one for one in candidates if one.size == largest or one.kind != "compiled"]
 
     def _present(self, largest: int) -> ProgramCandidate:
         """Return the present candidate with its size adjusted to `largest`."""

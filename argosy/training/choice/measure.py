@@ -104,14 +104,14 @@ def measure_steps(
     trial.live.step_schedule(1.0)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
     unsaved = state.warnings(trial, live, block, size)
-    held = state_bytes(trial.live)
+    resident = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
         samples_per_second=batch.rows / seconds,
         shard_seconds=shard_seconds,
-        memory_bytes=held + gradients + activations,
+        memory_bytes=resident + gradients + activations,
         activation_bytes=activations,
-        state_bytes=held,
+        state_bytes=resident,
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
         whole=whole,
@@ -262,13 +262,13 @@ def _measure_shares(
     with outside_heap():
         tried = ShownBatch(block, live.member.batch_size)
         whole = why_not_split(live, tried.data, tried.rows)
-    found: list[float] = []
+    seconds: list[float] = []
     # A member that stays whole is still of interest to a thorough profile, unless its step raises on a share.
     for m in range(2, groups + 1) if not whole or (thorough and not whole.startswith(NO_SHARE)) else ():
         share = ShownBatch(block, -(-live.member.batch_size // m))
         first = _timed_step(trial, share)
-        found.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
-    return whole, tuple(found)
+        seconds.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
+    return whole, tuple(seconds)
 
 
 def _needs_step(warm_up: float, seconds: list[float]) -> bool:
@@ -297,16 +297,16 @@ def _record_norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
 
     A sample with several rows, such as a graph of nodes, has more than one.
     """
-    found: list[bool] = []
+    sound: list[bool] = []
 
     def note_pass(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
         if norm.training:
-            found.append(not inputs or samples >= inputs[0].shape[0] == inputs[0].numel() // max(inputs[0].shape[1], 1))
+            sound.append(not inputs or samples >= inputs[0].shape[0] == inputs[0].numel() // max(inputs[0].shape[1], 1))
 
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     handles = [norm.register_forward_pre_hook(note_pass) for norm in norms]
     try:
-        yield found
+        yield sound
     finally:
         for handle in handles:
             handle.remove()
@@ -321,7 +321,7 @@ def _buffers(live: LiveMember) -> dict[str, Any]:
 def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
     """Raise StudyError if a copy's step has affected the member's own network, whose buffers were `buffers` before."""
     reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
-    reached += [name for name, found in _buffers(live).items() if found != buffers.get(name)]
+    reached += [name for name, state in _buffers(live).items() if state != buffers.get(name)]
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())
     if reached and not scripted:  # copies of ScriptModules have their own values, but the original's gradients
         raise StudyError(
@@ -371,11 +371,11 @@ class _SavedBytes:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
     def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
-        held = _SavedTensor(tensor)
-        self._held.add(held)
+        saved = _SavedTensor(tensor)
+        self._held.add(saved)
         if tensor.layout is torch.strided:  # a sparse tensor has no storage
-            self._count(tensor.untyped_storage(), held)
-        return held
+            self._count(tensor.untyped_storage(), saved)
+        return saved
 
     def _count(self, storage: torch.UntypedStorage, held: _SavedTensor) -> None:
         address, size = storage.data_ptr(), storage.nbytes()
@@ -396,8 +396,8 @@ class _SavedBytes:
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
-        for held in self._held:
-            held.tensor = None
+        for saved in self._held:
+            saved.tensor = None
 
 
 def _bytes(tensors: Any) -> int:

@@ -44,19 +44,19 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
         return "its batch has one sample"
     reason = ""
     for double in (True, False):
-        given = map_leaves(widen_floats, data) if double else data
+        inputs = map_leaves(widen_floats, data) if double else data
         try:
-            whole = _run_backward(live, given, (0, rows), double=double)
-            moved = None if double else _run_backward(live, given, (0, rows), double=False, nudged=True)
+            whole = _run_backward(live, inputs, (0, rows), double=double)
+            moved = None if double else _run_backward(live, inputs, (0, rows), double=False, nudged=True)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
             reason = f"its step raises {reason_of(error)}"
             continue
         try:
             # Unequal shares: halves would hide a step that gives all shares the same weight.
-            shared = _run_backward(live, given, (0, -(-rows // 3), rows), double=double)
+            shared = _run_backward(live, inputs, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
             return f"{NO_SHARE} {reason_of(error)}"
-        return next(_differences(live, whole, shared, moved, flatten(given)[0]), "")
+        return next(_differences(live, whole, shared, moved, flatten(inputs)[0]), "")
     return reason
 
 

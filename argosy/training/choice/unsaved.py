@@ -116,30 +116,30 @@ class UnsavedState:
 
 def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `_own_state`), variables around its functions, generators."""
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for one in training_code(live):
         for key, marks in _variable_tokens(variables_of(one)):
             # Several modules may have a variable of this name.
-            found.setdefault(AROUND.format(repr(key)), []).append(marks)
+            states.setdefault(AROUND.format(repr(key)), []).append(marks)
     for hook in hooks_of(live.model):
         for key, value in variables_of(hook).items():
             if type(value) in NUMBERS:  # other variables of a hook mostly belong to the network
-                found.setdefault(AROUND.format(repr(key)), []).append(value)
+                states.setdefault(AROUND.format(repr(key)), []).append(value)
     # With `keep_vars`, because the values without it are other objects than those that functions hold.
     saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
         called = getattr(live.member, name)
         arguments = (*called.args, *called.keywords.values()) if isinstance(called, partial) else ()
         bound = [*shared_data(called), *(one for one in arguments if isinstance(one, Iterator))]
-        found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
+        states[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
     for what, part in {"network": live.model, **called_objects(live.member)}.items():
-        found[DRAWING.format(f"its {what}")] = own_generator_states(part)
-    return {**found, **own}
+        states[DRAWING.format(f"its {what}")] = own_generator_states(part)
+    return {**states, **own}
 
 
 def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     """Return tokens of a member's own numbers, arrays and leaf tensors in no checkpoint, by sentence; passes recompute other tensors."""
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
     schedules = getattr(schedule, "by_name", {}).values()  # such as the stand-in for a LightningModule's trainer
     kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
@@ -154,16 +154,20 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
             ):
                 continue
             where = f"layer {name!r}" if name else f"the {what}"
-            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, saved)}
+            states |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, saved)}
     for name, weight in live.model.named_parameters():  # such as `weight.org` of binarized networks
-        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
+        states |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        asked = not isinstance(live.optimizer, OptimizerList)  # a list saves only the groups and states of its parts
-        own = [] if saves_itself and asked else _unsaved(optimizer, saved)
-        held = [*own, *_unsaved_inside(optimizer, saved)]
-        found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
-    return found
+        saves_items = not isinstance(
+            live.optimizer, OptimizerList
+        )  # a list saves only the groups and states of its parts
+        own = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
+        unsaved = [*own, *_unsaved_inside(optimizer, saved)]
+        states |= {
+            MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in unsaved
+        }
+    return states
 
 
 def training_code(live: LiveMember) -> list[Any]:
@@ -181,20 +185,24 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
 
 def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers, arrays and leaf tensors that an object holds, except those in `saved`, which has ids."""
-    held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
-    held.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
+    attributes = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
+    attributes.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
     if isinstance(holder, torch.optim.Optimizer):  # optimizers inside it are handled by `_unsaved_inside`
         in_file = "param_groups", "state", "defaults"
-        held = {k: v for k, v in held.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)}
+        attributes = {
+            k: v for k, v in attributes.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)
+        }
     if isinstance(holder, nn.Module):
-        held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
-        held |= {key: holder._buffers.get(key) for key in holder._non_persistent_buffers_set}
+        attributes = {
+            key: value for key, value in attributes.items() if key not in ("_parameters", "_buffers", "_modules")
+        }
+        attributes |= {key: holder._buffers.get(key) for key in holder._non_persistent_buffers_set}
         for hook in holder._forward_pre_hooks.values():  # recomputed by each pass, as in torch.nn.utils.weight_norm
-            held.pop(getattr(hook, "name", getattr(hook, "_tensor_name", None)), None)
-    for key, value in held.items():
-        found = [token(leaf) for leaf in _state_in(value, saved)]
-        if found:
-            yield key, found
+            attributes.pop(getattr(hook, "name", getattr(hook, "_tensor_name", None)), None)
+    for key, value in attributes.items():
+        tokens = [token(leaf) for leaf in _state_in(value, saved)]
+        if tokens:
+            yield key, tokens
 
 
 def _variable_tokens(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -211,9 +219,9 @@ def _variable_tokens(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _versions(value: Any) -> list[Any]:
     """Return a list that differs once the tensors, arrays or networks in a value change, without copying them."""
-    found = [one for one in _state_in(value, ()) if isinstance(one, torch.Tensor | str)]
-    weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
-    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
+    parts = [one for one in _state_in(value, ()) if isinstance(one, torch.Tensor | str)]
+    weights = [_sum(one) for one in parts if isinstance(one, nn.Parameter)]
+    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in parts] + weights
 
 
 def _sum(leaf: torch.Tensor) -> str:
@@ -244,15 +252,15 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
             elif isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif isinstance(one, nn.Module):
-                held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
-                yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
+                leaves = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
+                yield from [_sum(leaf) for leaf in leaves if id(leaf) not in saved]
             elif not isinstance(one, type | FunctionType | ModuleType | BasePruningMethod):  # its mask is a buffer
                 todo += getattr(one, "__dict__", {}).values()
 
 
-def _only_third_differs(found: Iterable[list[torch.Tensor]]) -> bool:
+def _only_third_differs(results: Iterable[list[torch.Tensor]]) -> bool:
     """Return whether the first two of three results are equal and the third differs."""
-    once, twice, other = found
+    once, twice, other = results
     return same_bits(once, twice) and not same_bits(once, other)
 
 
@@ -263,8 +271,8 @@ def _training_results(solo: Solo, block: Block) -> list[torch.Tensor]:
     with solo.active():
         losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
     weights = list(solo.live.model.parameters())
-    found = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
-    return [one.detach().clone(memory_format=torch.contiguous_format) for one in found if one.layout is torch.strided]
+    results = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
+    return [one.detach().clone(memory_format=torch.contiguous_format) for one in results if one.layout is torch.strided]
 
 
 def _resume_copy(live: LiveMember, trial: Solo) -> Solo:

@@ -70,12 +70,12 @@ class DeviceCopies:
 
     def _copied(self, block: Block) -> list[Tensor]:
         """Return the block's leaves on the device: rows that stay there, or copies."""
-        there, order = self.resident.has(block), torch.from_numpy(block.indices)
-        stays = there or self.resident.reserve(block)
-        copied, event = self.backend.copy([*([order] if stays else []), *(() if there else block.leaves)])
+        is_resident, order = self.resident.has(block), torch.from_numpy(block.indices)
+        stays = is_resident or self.resident.reserve(block)
+        copied, event = self.backend.copy([*([order] if stays else []), *(() if is_resident else block.leaves)])
         self._pending.append((event, block, order))
         self.backend.follow(event, copied)
-        if there:
+        if is_resident:
             return self.resident.read(block, copied[0])
         if stays:
             self.resident.keep(block, copied[0], copied[1:])
@@ -124,9 +124,9 @@ class DeviceCopies:
         split, shared = block.place.split, not self.backend.apart
         private = shared and self._writes.get(split, True)
         parts = _parts(block) if split not in self._tried and block.place.rows >= 2 * CHECK_SAMPLES else ()
-        given = block.private() if private else block
-        made, tree = flatten(on_device(unflatten(list(given.leaves), given.tree)))
-        wrote = given.touched or (private and not same_bits(given.leaves, block.leaves))
+        source = block.private() if private else block
+        outputs, tree = flatten(on_device(unflatten(list(source.leaves), source.tree)))
+        wrote = source.touched or (private and not same_bits(source.leaves, block.leaves))
         if shared and wrote and not private:
             raise StudyError(
                 f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch "
@@ -134,14 +134,14 @@ class DeviceCopies:
                 "Return new tensors, or write on every block: then it gets copies."
             )
         self._writes.setdefault(split, wrote)
-        _check_rows(made, block)
+        _check_rows(outputs, block)
         if parts:
-            self._check_parts(on_device, parts, made, tree)
+            self._check_parts(on_device, parts, outputs, tree)
             self._tried.add(split)
-        return block.with_leaves(tuple(map(_plain, made)), tree)
+        return block.with_leaves(tuple(map(_plain, outputs)), tree)
 
     def _check_parts(
-        self, on_device: Callable[[Any], Any], parts: Iterable[Any], made: list[Tensor], tree: Structure
+        self, on_device: Callable[[Any], Any], parts: Iterable[Any], outputs: list[Tensor], tree: Structure
     ) -> None:
         """Raise StudyError unless `on_device` returns the same for these parts as for the whole block, and draws no random numbers."""
         before = self._generators()
@@ -152,7 +152,7 @@ class DeviceCopies:
                 "and on where a run was interrupted. Draw in the dataset or in Member.augment, and call eval() on "
                 "networks."
             )
-        if not (as_first == as_others == tree and all(map(_parts_match, made, first, others))):
+        if not (as_first == as_others == tree and all(map(_parts_match, outputs, first, others))):
             raise StudyError(
                 f"Data.on_device returns different values for a block in two parts (its first {CHECK_SAMPLES} samples and "
                 "the rest) than for the whole block, so results would depend on the block size. Process each "
@@ -202,8 +202,8 @@ def _parts_match(whole: Tensor, *parts: Any) -> bool:
 def _check_rows(leaves: list[Any], block: Block) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != block.place.rows:
-            found = f"a tensor {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            described = f"a tensor {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             raise StudyError(
-                f"Data.on_device returned {found} for a block of {block.place.rows} samples; it must return "
+                f"Data.on_device returned {described} for a block of {block.place.rows} samples; it must return "
                 "tensors with one row per sample, in the same order."
             )

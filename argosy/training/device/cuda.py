@@ -159,24 +159,24 @@ class CudaRecorder:
         gc.disable()
         try:
             with torch.cuda.stream(self._lane.stream):
-                made = self._captured(graph, work)
+                result = self._captured(graph, work)
         finally:
             if collects:
                 gc.enable()
         self._lane.open()
-        return CudaRecording(graph, self._lane, torch.cuda.memory_reserved(self._device) - held), made
+        return CudaRecording(graph, self._lane, torch.cuda.memory_reserved(self._device) - held), result
 
     def _captured(self, graph: Any, work: Callable[[], Made]) -> Made:
         pool = torch.cuda.graph_pool_handle()
         try:
             # Other threads (autograd, pinned memory, a tracker) may make CUDA calls that the default capture mode forbids.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            made = work()
+            result = work()
             graph.capture_end()
         except BaseException:
             self._abort_capture(graph, pool)
             raise
-        return made
+        return result
 
     def _abort_capture(self, graph: Any, pool: tuple[int, int]) -> None:
         """End a capture that has failed.

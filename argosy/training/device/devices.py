@@ -281,8 +281,10 @@ class Accelerator(Backend):
         module = torch.get_device_module(kind)
         if module.device_count():
             module.init()  # before it, torch counts physical GPUs; of a partitioned GPU (MIG) a process may see only one part
-        found = (module.get_device_properties(number) for number in range(module.device_count()))
-        return tuple(Hardware(name=properties.name, memory_bytes=properties.total_memory) for properties in found)
+        all_properties = (module.get_device_properties(number) for number in range(module.device_count()))
+        return tuple(
+            Hardware(name=properties.name, memory_bytes=properties.total_memory) for properties in all_properties
+        )
 
     @classmethod
     def open(cls, name: str) -> "Accelerator":
@@ -382,11 +384,11 @@ KINDS: dict[str, type[Backend]] = {"cpu": Cpu, "cuda": Accelerator, "xpu": Accel
 
 def default_kind() -> str:
     """Return the kind of device that this machine trains on by default; warns if torch has an accelerator of an unknown kind."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if found is None or _is_known(found.type):
-        return "cpu" if found is None else found.type
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or _is_known(accelerator.type):
+        return "cpu" if accelerator is None else accelerator.type
     warnings.warn(
-        f"torch has an accelerator of kind {found.type}, which Argosy does not know, so members train on CPU "
+        f"torch has an accelerator of kind {accelerator.type}, which Argosy does not know, so members train on CPU "
         f"devices. Set {MODULES} to a module that adds the kind, or use --devices cpu.",
         stacklevel=2,
     )

@@ -59,7 +59,7 @@ class ComparedPair(NamedTuple):
 def gradient_pairs(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[ComparedPair]:
     """Yield two sets of gradients with the same names as pairs; differences are measured by the largest gradient of all."""
     size = largest_value(*one.values())
-    return (ComparedPair(f"the gradient of {name!r}", found, other[name], size) for name, found in one.items())
+    return (ComparedPair(f"the gradient of {name!r}", gradient, other[name], size) for name, gradient in one.items())
 
 
 def largest_value(*tensors: Tensor) -> float:

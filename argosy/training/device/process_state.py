@@ -138,8 +138,8 @@ def _library(name: str) -> Setting:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return found
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return dtype
 
 
 def _flushes_denormals() -> bool:
@@ -222,7 +222,7 @@ class ProcessState:
     def _found(cls) -> "ProcessState":
         return cls(
             settings={setting.name: setting.value() for setting in SETTINGS},
-            filters=tuple(plain for found in warnings.filters for plain in _plain_filters(found)),
+            filters=tuple(plain for rule in warnings.filters for plain in _plain_filters(rule)),
             environment=_changed_environment(),
         )
 
@@ -256,9 +256,11 @@ class ProcessState:
                     f"it: {error}. Install it on all nodes, or remove the replacement."
                 ) from error
         # The same function may also be an attribute of torch modules that only the script has imported.
-        here = {(name.rpartition(".")[2], module) for name, module in find_replaced().items()} if self.replaced else ()
+        replaced_here = (
+            {(name.rpartition(".")[2], module) for name, module in find_replaced().items()} if self.replaced else ()
+        )
         for name, module in self.replaced.items():
-            if (name.rpartition(".")[2], module) not in here:
+            if (name.rpartition(".")[2], module) not in replaced_here:
                 raise StudyError(
                     f"{name} comes from {module} where the run was started, but is torch's own in a worker, which "
                     f"has imported {module}. Let {module} replace it at import, or call your own function in the "
@@ -357,8 +359,8 @@ def check_portable_state() -> None:
 
 def _replaced_by_modules() -> dict[str, str]:
     """Return `find_replaced`; raises StudyError if the script itself has replaced functions or registered operators."""
-    found = find_replaced()
-    own = [name for name, home in found.items() if home == SCRIPT]
+    replaced = find_replaced()
+    own = [name for name, home in replaced.items() if home == SCRIPT]
     if own:
         raise StudyError(
             f"{own[0]} was replaced by a function of the script, which workers do not have. Call that function "
@@ -370,12 +372,12 @@ def _replaced_by_modules() -> dict[str, str]:
             f"the operator {operators[0]!r} is registered by the script, so workers do not have it. Register it in "
             "a module next to the script that the network's code imports."
         )
-    return found
+    return replaced
 
 
-def _plain_filters(found: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _plain_filters(rule: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Return a filter as arguments of `warnings.filterwarnings`, one tuple per category, because that function accepts only one."""
-    action, message, categories, module, line = found
+    action, message, categories, module, line = rule
     message, module = getattr(message, "pattern", message) or "", getattr(module, "pattern", module) or ""
     each = categories if isinstance(categories, tuple) else (categories,)
     return [(action, message, category, module, line) for category in each]

@@ -98,8 +98,8 @@ def has_recorder(backend: Backend) -> bool:
 
 def make_recorder(backend: Backend) -> Recorder:
     """Return a recorder for a device that `has_recorder`."""
-    made: Recorder = RECORDERS[_kind(backend)](backend.device)
-    return made
+    recorder: Recorder = RECORDERS[_kind(backend)](backend.device)
+    return recorder
 
 
 def _kind(backend: Backend) -> str:

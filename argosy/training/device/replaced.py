@@ -45,12 +45,12 @@ def find_replaced() -> dict[str, str]:
     For replacements defined in the script, or in a module that is pickled by value, the module is `SCRIPT`.
     """
     # Names that a library adds to torch are skipped, because torch never calls them. Sources are read only for the few foreign names.
-    found = {name: home for name, home in _foreign_in_torch() if name not in HARMLESS and _names(name)}
+    homes = {name: home for name, home in _foreign_in_torch() if name not in HARMLESS and _names(name)}
     for key in torch.library._impls:
         # A kernel of one of torch's operators that may affect a value, for example aten/relu/CPU.
         if key.startswith("aten/") and not key.endswith(NO_VALUES) and not _is_torchs(home := _kernel(key)):
-            found[f"torch.ops.{key.replace('/', '.')}"] = home
-    return {name: _module_or_script(home) for name, home in found.items()}
+            homes[f"torch.ops.{key.replace('/', '.')}"] = home
+    return {name: _module_or_script(home) for name, home in homes.items()}
 
 
 def script_operators() -> list[str]:
@@ -128,16 +128,16 @@ def _kernel(key: str) -> str:
     """Return the module that has registered a kernel; `SCRIPT` if torch only reports its own function that registered it."""
     library, operator, dispatch = key.split("/")
     lines = torch._C._dispatch_dump(f"{library}::{operator}").splitlines()
-    found = _registering_module(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
-    return SCRIPT if found == "torch.library" else found
+    home = _registering_module(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
+    return SCRIPT if home == "torch.library" else home
 
 
 def _registering_module(line: str) -> str:
     """Return the module of the file in which torch says it was registered; `SCRIPT` if no module has that file."""
-    found = REGISTERED.search(line)
-    if found is None:
+    match = REGISTERED.search(line)
+    if match is None:
         return "torch"  # it has been taken back
-    if found[1].startswith(str(Path(torch.__file__).parent)):
-        return "torch.library" if found[1] == torch.library.__file__ else "torch"
-    homes = (name for name, module in list(sys.modules.items()) if vars(module).get("__file__") == found[1])
+    if match[1].startswith(str(Path(torch.__file__).parent)):
+        return "torch.library" if match[1] == torch.library.__file__ else "torch"
+    homes = (name for name, module in list(sys.modules.items()) if vars(module).get("__file__") == match[1])
     return next(homes, SCRIPT)

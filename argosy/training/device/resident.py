@@ -92,13 +92,13 @@ class ResidentRows:
 
     def give_back(self, detail: str) -> bool:
         """Free all rows after memory has run out, and keep none from now on; returns whether there were any."""
-        held = any(self._splits.values())
+        any_rows = any(self._splits.values())
         self._splits.clear()
         self.lengths, self._refused = {}, True
-        if held:
+        if any_rows:
             with contextlib.suppress(OSError):  # the worker's log may be on a full disk
                 print(f"from now on, samples are sent to {self.backend.name} in each epoch: {detail}", flush=True)
-        return held
+        return any_rows
 
     def _fits(self, block: Block, length: int) -> bool:
         used = self.backend.peak_memory()

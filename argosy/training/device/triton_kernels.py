@@ -49,11 +49,11 @@ class TritonKernels:
         seed, offset, kept = 1234567890123, 8, 0.7
         state = torch.tensor([seed, offset])
         torch.cuda.set_rng_state(state.view(torch.uint8), self._device)
-        ones, found = (torch.ones(size, dtype=dtype, device=self._device) for _ in range(2))
+        ones, drawn = (torch.ones(size, dtype=dtype, device=self._device) for _ in range(2))
         wanted = functional.dropout(ones, 1 - kept)
         moved = int(torch.cuda.get_rng_state(self._device).view(torch.int64)[1]) - offset
-        self.masks(found, [(MaskDraw(0, 0, size, kept), 0)], state.to(self._device).unsqueeze(0), {})
-        return bool(torch.equal(wanted, found)) and moved == self.increment(size)
+        self.masks(drawn, [(MaskDraw(0, 0, size, kept), 0)], state.to(self._device).unsqueeze(0), {})
+        return bool(torch.equal(wanted, drawn)) and moved == self.increment(size)
 
     def masks(
         self, into: Tensor, drawn: Sequence[tuple[MaskDraw, int]], states: Tensor, tables: dict[Any, Any]
@@ -80,8 +80,8 @@ class TritonKernels:
             shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), scale))
             a_turn = threads * (DRAWS_PER_THREAD if adjacent == 1 else adjacent)
             most = max(most, -(-one.size // a_turn) * threads * max(adjacent // DRAWS_PER_THREAD, 1))
-        found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
-        return copy_to_device(found[0], self._device), copy_to_device(found[1], self._device), most
+        columns = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
+        return copy_to_device(columns[0], self._device), copy_to_device(columns[1], self._device), most
 
     def _threads(self, size: int) -> int:
         """Return how many threads torch uses to draw a mask (ATen/native/cuda/Dropout.cu)."""

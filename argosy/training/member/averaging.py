@@ -52,10 +52,10 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
     loss = member.loss
     if loss is None:
         return False
-    given = member, "loss", lambda pair: loss(*pair), (output, target), rows
-    check_pairs(*given)
-    known = _check_sum(*given)
-    return check_halves(*given) and known
+    arguments = member, "loss", lambda pair: loss(*pair), (output, target), rows
+    check_pairs(*arguments)
+    known = _check_sum(*arguments)
+    return check_halves(*arguments) and known
 
 
 def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
@@ -74,9 +74,9 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     first = _mean_of(value, some)
     turned = _mean_of(value, _take_samples(samples, rows, numbers[::-1]))
     few = list(range(max(1, min(SAMPLES, rows // 4))))
-    found = [_mean_of(value, _take_samples(samples, rows, few * times)) for times in TIMES]
-    once, twice, thrice = found
-    if not all(map(math.isfinite, found)):
+    values = [_mean_of(value, _take_samples(samples, rows, few * times)) for times in TIMES]
+    once, twice, thrice = values
+    if not all(map(math.isfinite, values)):
         return False
     # Compared last: observers of a network trained for quantization change its value with some calls only.
     drawn = first != _mean_of(value, some) or not _close(first, turned, ORDER_TOLERANCE)
@@ -88,15 +88,17 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
         if grows and rows >= 4 and _close(twice - once, thrice - twice):
             grows = not _depends_on_batch(value, samples, rows, _tolerance(member))
     if grows:
-        raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], found, strict=False)})
+        raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], values, strict=False)})
     return not drawn
 
 
 def _depends_on_batch(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
     """Return whether a value depends on which samples are in one batch; a sum of per-sample values does not."""
     pairs, others = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-    found, crossed = ([_mean_of(value, _take_samples(samples, rows, pair)) for pair in two] for two in (pairs, others))
-    return abs(sum(found) - sum(crossed)) > tolerance * sum(map(abs, found + crossed))
+    straight, crossed = (
+        [_mean_of(value, _take_samples(samples, rows, pair)) for pair in two] for two in (pairs, others)
+    )
+    return abs(sum(straight) - sum(crossed)) > tolerance * sum(map(abs, straight + crossed))
 
 
 def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
@@ -106,7 +108,7 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
     """
     half = rows // 2
     parts = [range(rows), range(half), range(half, rows)]
-    whole, first, _ = found = [_value(value, _take_samples(samples, rows, part)) for part in parts]
+    whole, first, _ = values = [_value(value, _take_samples(samples, rows, part)) for part in parts]
     if whole is not None and first is not None:
         sides = zip(whole.shape[1:], first.shape[1:], strict=False)
         if half and whole.shape[:1] == (rows,) and (rows, half) in sides:
@@ -115,7 +117,7 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
                 f"{list(first.shape)} for {half}, so it compares samples of a batch with each other. Return one "
                 "value per sample, [batch], or one number."
             )
-    together, one, other = map(_mean, found)
+    together, one, other = map(_mean, values)
     apart = (one * half + other * (rows - half)) / rows
     return abs(together - apart) > _tolerance(member) * max(abs(together), abs(apart))
 
@@ -194,9 +196,9 @@ def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
     once = _mean_of(value, pair)
     if once != _mean_of(value, pair) or _depends_on_order(value, outputs, targets, lambda leaf: leaf) is not False:
         return False
-    found = any(_depends_on_order(value, outputs, targets, shaped) for shaped in SHAPES)
+    depends = any(_depends_on_order(value, outputs, targets, shaped) for shaped in SHAPES)
     # The last comparison excludes values that change with every call, for example by an adaptive threshold.
-    return found and once == _mean_of(value, pair)
+    return depends and once == _mean_of(value, pair)
 
 
 def _depends_on_order(
@@ -205,12 +207,12 @@ def _depends_on_order(
     """Return whether a value depends on the order of targets in this shape; None if it is not finite."""
     first = math.nan
     for number, one in enumerate(targets):
-        found = _mean_of(value, (outputs, map_leaves(partial(_of_rows, shaped), one)))
-        if not math.isfinite(found):
+        mean = _mean_of(value, (outputs, map_leaves(partial(_of_rows, shaped), one)))
+        if not math.isfinite(mean):
             return None
-        if number and not _close(first, found):
+        if number and not _close(first, mean):
             return True
-        first = found
+        first = mean
     return False
 
 
@@ -222,14 +224,14 @@ def _value(value: Value, samples: Any) -> Tensor | None:
     """Return a value; None if it raises or is no tensor."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            found = value(samples)
+            result = value(samples)
     except Exception:  # boundary to a member's code; an error that training raises too is reported there
         return None
-    return found.detach() if isinstance(found, Tensor) else None
+    return result.detach() if isinstance(result, Tensor) else None
 
 
-def _mean(found: Tensor | None) -> float:
-    return math.nan if found is None else float(found.double().mean())
+def _mean(value: Tensor | None) -> float:
+    return math.nan if value is None else float(value.double().mean())
 
 
 def _mean_of(value: Value, samples: Any) -> float:
@@ -266,9 +268,9 @@ def _close(one: float, other: float, tolerance: float = TOLERANCE) -> bool:
 
 
 def _sum(member: Member, what: str, losses: Mapping[int, float]) -> StudyError:
-    found = " and ".join(f"{loss:.4g} of {samples} samples" for samples, loss in losses.items())
+    described = " and ".join(f"{loss:.4g} of {samples} samples" for samples, loss in losses.items())
     return StudyError(
-        f"member {member.name!r}: its {what} sums over the samples of a batch ({found}, with the same samples), so "
+        f"member {member.name!r}: its {what} sums over the samples of a batch ({described}, with the same samples), so "
         "val_loss would grow with eval_batch_size, and steps with batch_size. Return the mean over the samples, "
         "or one loss per sample: set reduction='mean' or 'none', or divide by the number of samples."
     )

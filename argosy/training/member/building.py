@@ -82,9 +82,11 @@ def build_member(
 def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
-    made = member.optimizer(list(model.parameters()))  # a list, because the factory may read it several times
-    several = isinstance(made, list | tuple) and bool(made) and all(isinstance(part, Optimizer) for part in made)
-    parts = made if several else [made]
+    returned = member.optimizer(list(model.parameters()))  # a list, because the factory may read it several times
+    several = (
+        isinstance(returned, list | tuple) and bool(returned) and all(isinstance(part, Optimizer) for part in returned)
+    )
+    parts = returned if several else [returned]
     for part in parts:
         check_optimizer(member, model, part)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)

@@ -38,9 +38,9 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
             group[key] = _scaled(group[key], before, value)
     for schedule in _with_parts(live.schedule):
         for rates in ("base_lrs", "_last_lr"):
-            found = getattr(schedule, rates, None)
-            if found is not None:
-                setattr(schedule, rates, [_scaled(rate, before, value) for rate in found])
+            values = getattr(schedule, rates, None)
+            if values is not None:
+                setattr(schedule, rates, [_scaled(rate, before, value) for rate in values])
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:

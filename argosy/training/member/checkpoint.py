@@ -107,9 +107,9 @@ def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, A
             "after it was written. " + ADVICE
         ) from error
     if key and not (isinstance(state, dict) and key in state):
-        found = ", ".join(map(repr, list(state)[:MOST_NAMED])) if isinstance(state, dict) else type(state).__name__
+        described = ", ".join(map(repr, list(state)[:MOST_NAMED])) if isinstance(state, dict) else type(state).__name__
         raise CheckpointError(
-            f"{path} has no entry {key!r}; it has {found}. It was saved for another purpose, or changed later. Pass the "
+            f"{path} has no entry {key!r}; it has {described}. It was saved for another purpose, or changed later. Pass the "
             "right file, or restore the original one."
         )
     return state
@@ -124,10 +124,10 @@ def _resolve_link(path: Path) -> Path:
 def _check_size(path: Path) -> None:
     """Raise CheckpointError if the state would unpack to more bytes than the file has: checkpoints are never compressed."""
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
-        there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
-    if unpacked > there:
+        size, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
+    if unpacked > size:
         raise CheckpointError(
-            f"checkpoint {path} has {format_bytes(there)} and would unpack to {format_bytes(unpacked)}. Argosy writes no such "
+            f"checkpoint {path} has {format_bytes(size)} and would unpack to {format_bytes(unpacked)}. Argosy writes no such "
             f"checkpoints, so it was changed later and is refused. {ADVICE}"
         )
 

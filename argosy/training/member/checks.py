@@ -45,11 +45,11 @@ __all__ = [
 @contextlib.contextmanager
 def collect_registered() -> Iterator[set[int]]:
     """Collect the ids of the parameters and buffers that modules register inside."""
-    found: set[int] = set()
+    registered: set[int] = set()
     register = register_module_parameter_registration_hook, register_module_buffer_registration_hook
-    hooks = [add(lambda module, name, tensor: found.add(id(tensor))) for add in register]
+    hooks = [add(lambda module, name, tensor: registered.add(id(tensor))) for add in register]
     try:
-        yield found
+        yield registered
     finally:
         for hook in hooks:
             hook.remove()
@@ -58,9 +58,9 @@ def collect_registered() -> Iterator[set[int]]:
 def check_generators(member: Member, functions: Iterable[tuple[str, Any]]) -> None:
     """Raise StudyError if one of the member's functions draws from its own generator, which members would share and no checkpoint contains."""
     for what, function in functions:
-        found = generators_of(function)
-        if found:
-            kind = type(found[0])
+        generators = generators_of(function)
+        if generators:
+            kind = type(generators[0])
             raise StudyError(
                 f"member {member.name!r}: its {what} has its own generator, a {kind.__module__.partition('.')[0]} "
                 f"{kind.__name__}. Other members would also draw from it, and a resumed run would not have its "
@@ -159,14 +159,14 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
 
 def check_stepped(member: Member, what: str, schedule: Any) -> None:
     """Raise StudyError for a schedule that cannot be stepped without arguments, or saved."""
-    found = [f"has no {name}()" for name in ("step", "state_dict", "load_state_dict") if not hasattr(schedule, name)]
-    if not found and not isinstance(schedule, ReduceLROnPlateau):
+    problems = [f"has no {name}()" for name in ("step", "state_dict", "load_state_dict") if not hasattr(schedule, name)]
+    if not problems and not isinstance(schedule, ReduceLROnPlateau):
         taken = inspect.signature(schedule.step).parameters.values()
         needed = [one for one in taken if one.default is one.empty and one.kind < 2]  # positional
-        found = [f"wants {one.name} in step()" for one in needed]
-    if found:
+        problems = [f"wants {one.name} in step()" for one in needed]
+    if problems:
         raise StudyError(
-            f"member {member.name!r}: {what} is an instance of {type(schedule).__name__}, which {found[0]}. A "
+            f"member {member.name!r}: {what} is an instance of {type(schedule).__name__}, which {problems[0]}. A "
             "schedule needs step() without arguments, state_dict() and load_state_dict(). Add what is missing, or "
             "use one of torch.optim.lr_scheduler, for example LambdaLR, which takes a function of the number of "
             "steps or epochs."
@@ -216,9 +216,9 @@ def check_step_updates(member: Member, model: nn.Module, optimizers: Iterable[to
     finally:
         for hook in hooks:
             hook.remove()
-    left = [weight.grad for weight in weights if weight.grad is not None and not stepped]
+    unused = [weight.grad for weight in weights if weight.grad is not None and not stepped]
     # Gradients that are not finite come from too large a loss scale, with which the step is skipped on purpose.
-    if any(bool(grad.any()) for grad in left) and all(bool(grad.isfinite().all()) for grad in left):
+    if any(bool(grad.any()) for grad in unused) and all(bool(grad.isfinite().all()) for grad in unused):
         after = [weight.detach().sum() for weight in weights]
         if all(map(torch.equal, before, after)):
             raise StudyError(

@@ -46,15 +46,15 @@ def copy_together(
     memo, own = begin_copy(model), {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     shared = [value for name in CALLED for value in shared_data(getattr(member, name)) if id(value) not in own]
     memo.update({id(value): value for value in shared})
-    made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
+    copies: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     calling = with_own_callables(member, memo)
     finish_copy(model, memo)
     # Torch's optimizers copy only the state that a file needs, and no other attributes.
-    for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
+    for original, copied in zip(optimizers_of(optimizer), optimizers_of(copies[1]), strict=True):
         # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
-    return calling, *made
+    return calling, *copies
 
 
 def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
@@ -91,16 +91,16 @@ def called_state(member: Member, model: nn.Module) -> dict[str, dict[str, Any]]:
 
     A module's weights are not included: all members share them. Neither are buffers of the member's network, in whose state they are.
     """
-    found, own = {}, {id(buffer) for buffer in model.buffers()}
+    states, own = {}, {id(buffer) for buffer in model.buffers()}
     for name, held in called_objects(member).items():
         if is_plain_module(held):
             state = held.state_dict(keep_vars=True)
-            found[name] = {
+            states[name] = {
                 key: one for key, one in state.items() if not isinstance(one, nn.Parameter) and id(one) not in own
             }
         elif hasattr(held, "state_dict") and hasattr(held, "load_state_dict"):
-            found[name] = held.state_dict()
-    return found
+            states[name] = held.state_dict()
+    return states
 
 
 def is_plain_module(held: Any) -> bool:
@@ -173,8 +173,8 @@ def shared_data(called: Any) -> Iterator[Any]:
         for value in (called.func, *called.args, *called.keywords.values()):
             yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else shared_data(value)
         return
-    held = getattr(called, "__self__", called)
-    for value in (held, *getattr(held, "__dict__", {}).values()):
+    owner = getattr(called, "__self__", called)
+    for value in (owner, *getattr(owner, "__dict__", {}).values()):
         if isinstance(value, nn.Module):
             yield from value.parameters()
         elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and value.nbytes > DATA_BYTES):

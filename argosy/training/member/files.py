@@ -76,8 +76,8 @@ class Files:
         Raises CheckpointError for a state that could not be loaded again.
         """
         position, elements, newest = live.position, live.carried if carried else 0, self.newest
-        here = (live.epoch, live.section, position, elements)
-        if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == here:
+        position_now = (live.epoch, live.section, position, elements)
+        if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == position_now:
             return None
         section = f".{live.section}" if live.section else ""
         file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"

@@ -38,32 +38,32 @@ def explain_lone_sample(member: Member, error: Exception) -> None:
     """Raise StudyError if BatchNorm raised because a batch has one sample, which cannot be planned for: lengths cut it so, or others are broken."""
     if not str(error).startswith("Expected more than 1 value per channel"):
         return
-    cut = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long sample alone)"
+    hint = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long sample alone)"
     raise StudyError(
-        f"member {member.name!r}: BatchNorm got a batch of 1 sample{cut}, but needs at least 2 to train. Use "
-        f"LayerNorm or GroupNorm in the network{', or remove batch_tokens' if cut else ''}."
+        f"member {member.name!r}: BatchNorm got a batch of 1 sample{hint}, but needs at least 2 to train. Use "
+        f"LayerNorm or GroupNorm in the network{', or remove batch_tokens' if hint else ''}."
     )
 
 
 def _layer_of(model: nn.Module, error: Exception) -> str:
     """Describe the innermost layer that raised in its forward pass, and its input; return an empty string if unknown."""
     # The last frame of a forward pass in the traceback is the innermost one.
-    names, found, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
+    names, described, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
     while link is not None:
         frame, link = link.tb_frame, link.tb_next
         module, arguments = frame.f_locals.get("self"), frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
         if frame.f_code.co_name != "forward" or id(module) not in names or not arguments:
             continue
-        given = frame.f_locals.get(arguments[0])
-        if isinstance(module, nn.Module) and isinstance(given, Tensor):
+        argument = frame.f_locals.get(arguments[0])
+        if isinstance(module, nn.Module) and isinstance(argument, Tensor):
             name = names[id(module)]
-            found = f"{f'layer {name!r}' if name else 'the network'}, {type(module).__name__}({module.extra_repr()}), was given "
-            found += f"{format_tensor(given)}{_channels_last(module, given)}"
-    return found
+            described = f"{f'layer {name!r}' if name else 'the network'}, {type(module).__name__}({module.extra_repr()}), was given "
+            described += f"{format_tensor(argument)}{_channels_last(module, argument)}"
+    return described
 
 
-def _channels_last(module: nn.Module, given: Tensor) -> str:
-    if isinstance(module, _ConvNd) and given.dim() > 2 and given.shape[1] != module.in_channels == given.shape[-1]:
+def _channels_last(module: nn.Module, inputs: Tensor) -> str:
+    if isinstance(module, _ConvNd) and inputs.dim() > 2 and inputs.shape[1] != module.in_channels == inputs.shape[-1]:
         return ": its channels are in the last dimension, but torch needs them in the second; use x.movedim(-1, 1)"
     return ""
 
@@ -72,33 +72,33 @@ def explain_loss(member: Member, output: Any, target: Any) -> None:
     """Raise StudyError if a loss raised because its targets do not fit the outputs."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
-    found = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"
+    described = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"
     if takes_classes(member.loss):
-        _explain_classes(found, output, target)
+        _explain_classes(described, output, target)
     elif output.shape != target.shape and output.numel() == target.numel():
-        raise StudyError(f"{found} needs the same shape for both. Use {same_shape(output.shape, target.shape)}.")
+        raise StudyError(f"{described} needs the same shape for both. Use {same_shape(output.shape, target.shape)}.")
     elif output.shape == target.shape and output.dtype != target.dtype and output.is_floating_point():
         dtype = _name(output.dtype)
         raise StudyError(
-            f"{found} needs the same dtype for both. Use tensor.to(torch.{dtype}) or array.astype({dtype!r})."
+            f"{described} needs the same dtype for both. Use tensor.to(torch.{dtype}) or array.astype({dtype!r})."
         )
 
 
-def _explain_classes(found: str, output: Tensor, target: Tensor) -> None:
-    found += ", cross-entropy, needs"
+def _explain_classes(described: str, output: Tensor, target: Tensor) -> None:
+    described += ", cross-entropy, needs"
     if output.dim() < 2:
         raise StudyError(
-            f"{found} one output per class, [batch, classes]. Use a last layer with one output per class; for a "
+            f"{described} one output per class, [batch, classes]. Use a last layer with one output per class; for a "
             "single output, set loss=BCEWithLogitsLoss() and use float targets."
         )
     if target.shape == output.shape and not target.is_floating_point():
-        raise StudyError(f"{found} class numbers, or one-hot targets as floats. Use target.argmax(1).")
+        raise StudyError(f"{described} class numbers, or one-hot targets as floats. Use target.argmax(1).")
     if target.shape == (len(output), 1):
-        raise StudyError(f"{found} one class number per sample, [batch]. Use target.flatten().")
+        raise StudyError(f"{described} one class number per sample, [batch]. Use target.flatten().")
     if output.dim() > 2 and target.shape == output.shape[:-1]:
-        raise StudyError(f"{found} classes in the second dimension. Return x.movedim(-1, 1) from the network.")
+        raise StudyError(f"{described} classes in the second dimension. Return x.movedim(-1, 1) from the network.")
     if target.dim() == output.dim() - 1 and target.dtype not in (torch.int64, torch.uint8):
-        raise StudyError(f"{found} class numbers as int64. Use tensor.long() or array.astype('int64').")
+        raise StudyError(f"{described} class numbers as int64. Use tensor.long() or array.astype('int64').")
 
 
 def same_shape(output: Sequence[int], target: Sequence[int]) -> str:

@@ -42,9 +42,9 @@ _OUTLOOK: ContextVar[TrainingOutlook | None] = ContextVar("outlook", default=Non
 
 
 @contextlib.contextmanager
-def set_outlook(found: TrainingOutlook | None) -> Iterator[None]:
+def set_outlook(outlook: TrainingOutlook | None) -> Iterator[None]:
     """Let `current_outlook` return this value inside."""
-    token = _OUTLOOK.set(found)
+    token = _OUTLOOK.set(outlook)
     try:
         yield
     finally:

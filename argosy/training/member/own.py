@@ -92,8 +92,8 @@ def schedule_state(schedule: Any) -> Any:
 
 def load_schedule_state(schedule: Any, state: Any) -> None:
     """Load what `schedule_state` returned."""
-    held = getattr(schedule, "__dict__", {}).items()
-    within = {key: value for key, value in held if isinstance(value, LRScheduler) and key in state}
+    attributes = getattr(schedule, "__dict__", {}).items()
+    within = {key: value for key, value in attributes if isinstance(value, LRScheduler) and key in state}
     for key, value in within.items():
         load_schedule_state(value, state[key])
     schedule.load_state_dict({**state, **within} if within else state)
@@ -105,18 +105,18 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     Torch casts all state except ``step`` to the dtype of its weight. Values that NAdam and ASGD keep in float32 for float64 weights
     would then round differently.
     """
-    given = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
+    settings = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     if not isinstance(optimizer, OwnOptimizers):
         optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
-    for group, own in zip(optimizer.param_groups, given, strict=True):
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
-            held = optimizer.state.get(weight, {})
+            state_of_weight = optimizer.state.get(weight, {})
             for name, value in state.get("state", {}).get(number, {}).items():
-                if isinstance(value, Tensor) and name in held and held[name].dtype != value.dtype:
-                    held[name] = value.to(held[name].device, copy=True)
+                if isinstance(value, Tensor) and name in state_of_weight and state_of_weight[name].dtype != value.dtype:
+                    state_of_weight[name] = value.to(state_of_weight[name].device, copy=True)
 
 
 def strip_given(state: Any) -> Any:
@@ -131,17 +131,23 @@ def strip_given(state: Any) -> Any:
 def build_own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
     """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
-    made = member.optimizers(model)
-    if not isinstance(made, Mapping) or not made or not all(isinstance(one, Optimizer) for one in made.values()):
-        held = sorted({type(one).__name__ for one in made.values()}) if isinstance(made, Mapping) else []
-        found = f"a dict of {', '.join(held) or 'nothing'}" if isinstance(made, Mapping) else type(made).__name__
+    by_name = member.optimizers(model)
+    if (
+        not isinstance(by_name, Mapping)
+        or not by_name
+        or not all(isinstance(one, Optimizer) for one in by_name.values())
+    ):
+        classes = sorted({type(one).__name__ for one in by_name.values()}) if isinstance(by_name, Mapping) else []
+        described = (
+            f"a dict of {', '.join(classes) or 'nothing'}" if isinstance(by_name, Mapping) else type(by_name).__name__
+        )
         raise StudyError(
-            f"member {member.name!r}: its optimizers factory returned {found}; it must return a dict of named "
+            f"member {member.name!r}: its optimizers factory returned {described}; it must return a dict of named "
             "torch.optim optimizers, for example {'generator': Adam(model.generator.parameters())}."
         )
-    _check_own(member, model, made)
+    _check_own(member, model, by_name)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
-    return OwnOptimizers(made, in_hooks), None if member.schedule is None else _schedules(member, made)
+    return OwnOptimizers(by_name, in_hooks), None if member.schedule is None else _schedules(member, by_name)
 
 
 def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
@@ -159,14 +165,14 @@ def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimi
 
 def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedules:
     assert member.schedule is not None
-    made = member.schedule(optimizers)
-    if not isinstance(made, Mapping):
+    by_name = member.schedule(optimizers)
+    if not isinstance(by_name, Mapping):
         raise StudyError(
-            f"member {member.name!r}: its schedule factory returned {type(made).__name__}; with optimizers= it "
+            f"member {member.name!r}: its schedule factory returned {type(by_name).__name__}; with optimizers= it "
             "must return a dict of named schedulers, for example {'generator': StepLR(optimizers['generator'], "
             "10)}."
         )
-    for name, schedule in made.items():
+    for name, schedule in by_name.items():
         check_stepped(member, f"its schedule {name!r}", schedule)
         if isinstance(schedule, ReduceLROnPlateau):
             raise StudyError(
@@ -174,4 +180,4 @@ def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedu
                 "at each step. Schedules of several optimizers are stepped without it. Use one that needs no "
                 "metric, for example StepLR."
             )
-    return OwnSchedules(made)
+    return OwnSchedules(by_name)

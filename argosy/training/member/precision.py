@@ -56,9 +56,9 @@ class LossScale:
 
     def divide(self, gradients: Iterable[Tensor]) -> bool:
         """Divide the gradients of a scaled loss by the scale; returns False if one has overflowed. Waits for the device."""
-        found = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
-        sound = not found or bool(nn.utils.get_total_norm(found, math.inf).isfinite())
-        torch._foreach_mul_(found, 1 / self.value)
+        values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+        sound = not values or bool(nn.utils.get_total_norm(values, math.inf).isfinite())
+        torch._foreach_mul_(values, 1 / self.value)
         return sound
 
     def follow(self, *, overflowed: bool) -> None:
@@ -87,8 +87,8 @@ class LossScales:
     @classmethod
     def of(cls, scales: Iterable[LossScale | None], device: torch.device) -> "LossScales | None":
         """Collect the scales of members of one precision, so that either all have one or none has."""
-        found = [scale for scale in scales if scale is not None]
-        return cls(found, device) if found else None
+        present = [scale for scale in scales if scale is not None]
+        return cls(present, device) if present else None
 
     def times(self, shares: Tensor) -> Tensor:
         """Return gradients of losses ``[members, …]``, each row multiplied by its scale."""

@@ -96,9 +96,9 @@ class Randomness:
     def unmoved(self, call: Callable[[], Made]) -> Made:
         """Return what a function returns; the generators are then as before. Called inside `active`."""
         mark = self.here()
-        made = call()
+        result = call()
         self.set_generators(mark)
-        return made
+        return result
 
     def set_generators(self, mark: Mark) -> None:
         """Set the process's generators to a snapshot."""

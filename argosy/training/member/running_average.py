@@ -58,8 +58,8 @@ class RunningAverage:
             for weight in model.parameters()
             if weight.requires_grad or (thaws and weight.is_floating_point() and weight.isfinite().all())
         }
-        held = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
-        self._held = [(module._parameters, key) for weight, (module, key) in held.items() if weight in averaged]
+        places = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
+        self._held = [(module._parameters, key) for weight, (module, key) in places.items() if weight in averaged]
         """Parameter tables of modules that hold the weights, with their keys. Frozen infinite weights, as in a mask, would average to NaN."""
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each weight; valid if `count` is not 0."""

@@ -55,10 +55,10 @@ class Snapshots:
 
 def unstack_snapshots(state: Mapping[str, Any] | None) -> dict[Section, Mapping[str, Tensor]]:
     """Return the weights by section from a `stacked` state; nothing for a checkpoint without snapshots."""
-    found = {"sections": [], "weights": {}} if state is None else state
+    stacked = {"sections": [], "weights": {}} if state is None else state
     return {
-        section: {name: stack[number].clone() for name, stack in found["weights"].items()}
-        for number, section in enumerate(found["sections"])
+        section: {name: stack[number].clone() for name, stack in stacked["weights"].items()}
+        for number, section in enumerate(stacked["sections"])
     }
 
 

@@ -120,10 +120,16 @@ class Validation:
     def check(self, rows: int, output: Any, target: Any) -> None:
         """Raise StudyError for a metric that, because of shapes, compares outputs with targets of other samples in the first batch."""
         for name, metric in self.member.metrics.items():
-            given = self.member, f"metric {name!r}", partial(self._batch_value, name, metric), (output, target), rows
-            check_pairs(*given)
+            arguments = (
+                self.member,
+                f"metric {name!r}",
+                partial(self._batch_value, name, metric),
+                (output, target),
+                rows,
+            )
+            check_pairs(*arguments)
             if name in self._per_sample:
-                check_halves(*given)
+                check_halves(*arguments)
 
     def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
@@ -163,18 +169,18 @@ class Validation:
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
-        made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
-        if not _is_state(made):
+        state: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
+        if not _is_state(state):
             raise StudyError(
                 f"{self._subject(name)} takes no arguments, so it must return an object with update(outputs, "
-                f"targets) and compute(); it returned {type(made).__name__}. Return such an object, or take "
+                f"targets) and compute(); it returned {type(state).__name__}. Return such an object, or take "
                 "(outputs, targets)."
             )
-        if hasattr(made, "reset"):
-            made.reset()  # the object that was given may have been updated before
-        if isinstance(made, nn.Module):
-            made.to(self.backend.device)
-        return made
+        if hasattr(state, "reset"):
+            state.reset()  # the object that was given may have been updated before
+        if isinstance(state, nn.Module):
+            state.to(self.backend.device)
+        return state
 
     # ---- values
 
@@ -189,16 +195,16 @@ class Validation:
         return value
 
     def _number(self, name: str, value: Any, of: str) -> float:
-        found = _tensor(value)
-        if found is None or found.numel() != 1:
-            raise self._refusal(name, found, of)
-        return float(found)
+        tensor = _tensor(value)
+        if tensor is None or tensor.numel() != 1:
+            raise self._refusal(name, tensor, of)
+        return float(tensor)
 
     def _refusal(self, name: str, value: torch.Tensor | None, of: str) -> StudyError:
-        found = "neither a number nor a tensor of real numbers"
+        described = "neither a number nor a tensor of real numbers"
         if value is not None:
-            found = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
-        return StudyError(f"{self._subject(name)} returned {found} for {of}; it must return {KINDS}.")
+            described = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
+        return StudyError(f"{self._subject(name)} returned {described} for {of}; it must return {KINDS}.")
 
     def _subject(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
@@ -231,12 +237,12 @@ class _Gathered:
         leaves, self._tree = flatten((output, target))
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != rows:
-                found = (
+                described = (
                     f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 )
                 raise StudyError(
                     f"{subject} is computed on the whole set, so outputs and targets are gathered as tensors with "
-                    f"one row per sample; a batch of {rows} has {found} among them. Return less from the network "
+                    f"one row per sample; a batch of {rows} has {described} among them. Return less from the network "
                     "in eval(), or pass the metric as an object with update(outputs, targets) and compute()."
                 )
         first = [part for part, _ in self._batches[0]] if self._batches else leaves
@@ -285,9 +291,9 @@ def _is_state(metric: Any) -> TypeGuard[MetricState]:
 
 def _makes_states(metric: Any) -> bool:
     """Return whether the metric is called without arguments and returns a metric object: it is a class of such objects, or a function."""
-    made = metric.func if isinstance(metric, partial) else metric
-    if isinstance(made, type):
-        return hasattr(made, "update") and hasattr(made, "compute")
+    factory = metric.func if isinstance(metric, partial) else metric
+    if isinstance(factory, type):
+        return hasattr(factory, "update") and hasattr(factory, "compute")
     return _takes(metric) and not _takes(metric, None, None)
 
 

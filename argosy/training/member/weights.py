@@ -91,10 +91,10 @@ def load_weights(
             modules[place]._buffers[key] = None
     for name, module in modules.items():
         for key, buffer in module._buffers.items():
-            found = weights.get(f"{name}.{key}" if name else key)
+            loaded = weights.get(f"{name}.{key}" if name else key)
             # It was None until a forward pass, or has grown since; torch loads values into neither.
-            if found is not None and (buffer is None or buffer.shape != found.shape):
-                module._buffers[key] = torch.empty_like(found, device=device)
+            if loaded is not None and (buffer is None or buffer.shape != loaded.shape):
+                module._buffers[key] = torch.empty_like(loaded, device=device)
     model.load_state_dict(weights, strict=strict)
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():

@@ -50,8 +50,8 @@ class FlatMemory:
         """Return memory for `count` weights of this size, and for their gradients, each ``[weights, size]``."""
         each = -(-size // BLOCK) * BLOCK
         start, self._taken = self._taken, self._taken + count * each
-        found = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
-        return found[0], found[1]
+        parts = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
+        return parts[0], parts[1]
 
 
 class RowOfNumbers(NamedTuple):
@@ -129,8 +129,8 @@ class FlatKernel:
     @property
     def steps(self) -> Steps:
         """Number of steps that each weight has made."""
-        made: Steps = self._steps.numpy()
-        return made
+        counts: Steps = self._steps.numpy()
+        return counts
 
     def numbers(self, count: int) -> Sequence[Numbers] | None:
         """Return the numbers of the next steps ``[count, rows, numbers]`` (`OwnKernels.step`), with the current settings.
@@ -139,15 +139,15 @@ class FlatKernel:
         """
         if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
             return None
-        made = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
+        tiled = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
         betas = np.array([row.group["betas"] if RULES[row.kind].counts else (0.0, 0.0) for row in self._rows]).T
         # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
-        for own, steps in zip(made, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
+        for own, steps in zip(tiled, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
             first, second = 1 - betas**steps
             root = np.sqrt(second)
             own[:, EPS] *= root
             own[:, RATE] *= root / first
-        return [made]
+        return [tiled]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
         """Do the device's part of a step."""

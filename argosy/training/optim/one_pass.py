@@ -135,10 +135,10 @@ def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:
         steps = list(torch.stack(steps).unbind())
         for state, step in zip(states, steps, strict=True):
             state["step"] = step
-    made = steps[0]._base
-    if made is None or made.numel() != len(steps) or any(step._base is not made for step in steps):
+    base = steps[0]._base
+    if base is None or base.numel() != len(steps) or any(step._base is not base for step in steps):
         return steps, partial(torch._foreach_add_, steps, 1)
-    return steps, partial(made.add_, 1)
+    return steps, partial(base.add_, 1)
 
 
 def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
@@ -146,11 +146,11 @@ def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
 
     From zeros the kernels compute the same first step as the optimizer.
     """
-    found: Tensor | None = state.get(name)
-    if found is None:
-        found = torch.zeros((), device="cpu") if weight is None else torch.zeros_like(weight)
-        state[name] = found
-    return found
+    value: Tensor | None = state.get(name)
+    if value is None:
+        value = torch.zeros((), device="cpu") if weight is None else torch.zeros_like(weight)
+        state[name] = value
+    return value
 
 
 RULES: dict[type[Optimizer], Callable[[Group, Weights, Weights, States], Move]] = {

@@ -149,11 +149,11 @@ def _adam_numbers(tile: Tile, count: int) -> Numbers:
     decays = _adam_decays(tile)
     rows = [(one["lr"], *one["betas"], one["eps"], *own) for one, own in zip(tile.groups, decays, strict=True)]
     lr, beta1, beta2, eps, *decay = np.array(rows, np.float64).T
-    made = []
+    by_step = []
     for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # one by one, for the same bits as alone
         root = np.sqrt(1 - beta2**steps)
-        made.append([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay])
-    return np.array(made, np.float64).swapaxes(1, 2)
+        by_step.append([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay])
+    return np.array(by_step, np.float64).swapaxes(1, 2)
 
 
 def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -236,15 +236,15 @@ def orthogonal(directions: Tensor, group: dict[str, Any]) -> Tensor:
     """Return matrices ``[rows, m, n]`` orthogonalized by Newton-Schulz in bfloat16, each as torch's Muon does it alone."""
     a, b, c = group["ns_coefficients"]
     tall = directions.size(1) > directions.size(2)
-    made = directions.bfloat16().mT if tall else directions.bfloat16()
-    made = made / torch.linalg.vector_norm(made, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    result = directions.bfloat16().mT if tall else directions.bfloat16()
+    result = result / torch.linalg.vector_norm(result, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
-        gram = _product(torch.mm, torch.bmm, made, made.mT)
+        gram = _product(torch.mm, torch.bmm, result, result.mT)
         update = _product(
             partial(torch.addmm, beta=b, alpha=c), partial(torch.baddbmm, beta=b, alpha=c), gram, gram, gram
         )
-        made = _product(partial(torch.addmm, beta=a), partial(torch.baddbmm, beta=a), made, update, made)
-    return made.mT if tall else made
+        result = _product(partial(torch.addmm, beta=a), partial(torch.baddbmm, beta=a), result, update, result)
+    return result.mT if tall else result
 
 
 def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
@@ -276,11 +276,11 @@ def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], n
         rows: dict[Hashable, list[int]] = {}
         for row, own in enumerate(numbers):
             rows.setdefault(tuple(own.values()), []).append(row)
-        cut = [_cut(tile, matrix) for matrix in (tile.weights, *(tile.state[name] for name in names))]
+        parts = [_cut(tile, matrix) for matrix in (tile.weights, *(tile.state[name] for name in names))]
         # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
-        steps = [tile.state["step"][:, 0].unbind()] * len(cut[0]) if "step" in tile.state else []
-        made = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
-        tile.alike = numbers, [own._replace(tensors=[*map(own.of, cut)], steps=own.of(steps)) for own in made]
+        steps = [tile.state["step"][:, 0].unbind()] * len(parts[0]) if "step" in tile.state else []
+        groups = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
+        tile.alike = numbers, [own._replace(tensors=[*map(own.of, parts)], steps=own.of(steps)) for own in groups]
     return tile.alike[1]
 
 

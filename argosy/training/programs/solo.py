@@ -351,13 +351,13 @@ class Solo:
     def _validated(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member, model = self.live.member, self.live.model
         own = member.validate
-        found = self._losses_of(data) if own is None else self._of_step(own(model, data))
-        if member.metrics and member.step is not None and found[1] is None:
+        values = self._losses_of(data) if own is None else self._of_step(own(model, data))
+        if member.metrics and member.step is not None and values[1] is None:
             raise StudyError(
                 f"member {member.name!r}: its {('step' if member.validate is None else 'validate')} returned only "
                 "a loss, but its metrics need more. Return (loss, outputs, targets), or remove metrics."
             )
-        return found
+        return values
 
     def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
@@ -387,9 +387,9 @@ class Solo:
             explain_forward(self.live.member, self.live.model, inputs, error)
             raise
 
-    def _of_step(self, made: Any) -> tuple[torch.Tensor, Any, Any]:
+    def _of_step(self, result: Any) -> tuple[torch.Tensor, Any, Any]:
         """Return losses, outputs and targets of an own step; outputs and targets are None if it returned only losses."""
-        losses, output, target = made if isinstance(made, tuple) and len(made) == 3 else (made, None, None)
+        losses, output, target = result if isinstance(result, tuple) and len(result) == 3 else (result, None, None)
         return self._loss(losses), output, target
 
     def _loss(self, value: Any) -> torch.Tensor:
@@ -410,9 +410,9 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
     """Return the inputs and target of a batch; raises StudyError if it is no pair."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1]
-    found = f"of length {len(data)}" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    described = f"of length {len(data)}" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
     raise StudyError(
-        f"member {member.name!r}: the standard step needs batches (inputs, target); these are {found}. Set a step "
+        f"member {member.name!r}: the standard step needs batches (inputs, target); these are {described}. Set a step "
         "for the member: step=(model, batch) -> loss."
     )
 

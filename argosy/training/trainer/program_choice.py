@@ -82,17 +82,17 @@ class ProgramChoice:
 
     def _form(self, block: Block) -> None:
         """Form fusion groups, position by position, and report why the other members are alone."""
-        there: dict[tuple[int, int], list[ProgramInstance]] = {}
+        by_position: dict[tuple[int, int], list[ProgramInstance]] = {}
         for instance in self._instances:
             if instance.shard is None:
-                there.setdefault(instance.assignment[0].stream_position, []).append(instance)
+                by_position.setdefault(instance.assignment[0].stream_position, []).append(instance)
         reasons: dict[str, str] = {}
-        for instances in there.values():
+        for instances in by_position.values():
             names = ", ".join(repr(instance.names[0]) for instance in instances)
             with self._heartbeat.busy(f"checking which of {names} can be one program", opaque=True):
                 reasons |= self._admit(instances, block)
-        told, self._alone = self._alone, reasons
-        fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
+        before, self._alone = self._alone, reasons
+        fresh = {name: reason for name, reason in reasons.items() if before.get(name) != reason}
         if fresh and len(self._instances) > 1:
             self._emit(SectionReport(events=(StepsAlone(device=self._device, reasons=fresh),)))
 
@@ -155,28 +155,28 @@ class ProgramChoice:
         # For different members stepped alone, it is unknown whether their steps were captured.
         alone = fusion_group.alike or tuple(fusion_group.kinds) == (ALONE.kind,)
         fusion_group.chosen = {
-            found.members: ProgramCandidate(found.size, kind) if found.size > 1 or kind != "grouped" else ALONE
+            choice.members: ProgramCandidate(choice.size, kind) if choice.size > 1 or kind != "grouped" else ALONE
             for assigned in reversed(members)
-            for found in assigned.chosen
+            for choice in assigned.chosen
             for kind in kinds
-            if kind == found.kind and (found.size > 1 or alone)
+            if kind == choice.kind and (choice.size > 1 or alone)
         }
 
     def _restore_programs(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
         """Restore the journaled programs, if they are the same for all of these members."""
         assignment = _assigned(instances)
-        told = assignment[0].packed
-        if told is None or any(assigned.packed != told for assigned in assignment):
+        packed = assignment[0].packed
+        if packed is None or any(assigned.packed != packed for assigned in assignment):
             return
         by_name = {assigned.name: assigned for assigned in assignment}
-        parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
+        parts = [part for names in packed.programs if (part := [by_name[name] for name in names if name in by_name])]
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else (*fusion_group.kinds, "grouped")
-        fusion_group.refused = {kind: told.refused[kind] for kind in kinds if kind in told.refused}
-        same = next((kind for kind in kinds if kind == told.kind), None)
+        fusion_group.refused = {kind: packed.refused[kind] for kind in kinds if kind in packed.refused}
+        same = next((kind for kind in kinds if kind == packed.kind), None)
         fusion_group.now = ProgramCandidate(max(map(len, parts)), same or "plain")
-        fusion_group.settled_for = sum(map(len, told.programs)) if told.settled and same else 0
-        if told.reason:
-            fusion_group.fits, fusion_group.reason = fusion_group.now.size, told.reason
+        fusion_group.settled_for = sum(map(len, packed.programs)) if packed.settled and same else 0
+        if packed.reason:
+            fusion_group.fits, fusion_group.reason = fusion_group.now.size, packed.reason
         self._regroup(fusion_group, instances, parts)
 
     # ---- how they are stepped
@@ -324,8 +324,8 @@ class ProgramChoice:
     def remove_members(self, names: Collection[str]) -> None:
         """Remove members from their instances; the other members of a program continue without them."""
         for instance in [instance for instance in self._instances if not set(names).isdisjoint(instance.names)]:
-            left = [assigned for assigned in instance.assignment if assigned.name not in names]
-            self._regroup(instance.fusion_group, [instance], [left] if left else [])
+            remaining = [assigned for assigned in instance.assignment if assigned.name not in names]
+            self._regroup(instance.fusion_group, [instance], [remaining] if remaining else [])
 
     def _regroup(
         self,
@@ -339,20 +339,20 @@ class ProgramChoice:
         for instance in instances:
             instance.program.release()
             self._instances.remove(instance)
-        made, error = list[ProgramInstance](), None
+        created, error = list[ProgramInstance](), None
         try:
             for part in parts:
-                made.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
+                created.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
         except Exception as raised:  # boundary to members' code
             self._check_device(f"a program could not be made: {raised!r}")
             memory, error = is_out_of_memory(raised), reason_of(raised)
         if fusion_group is not None and error is not None:
-            for instance in made:
+            for instance in created:
                 instance.program.release()
             self._refuse(fusion_group, max(map(len, parts)), error, memory=memory)
             fusion_group.switch_to(ALONE)
-            made = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
-        self._instances[at:at] = made
+            created = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
+        self._instances[at:at] = created
 
 
 def _assigned(instances: Sequence[ProgramInstance]) -> list[AssignedMember]:
@@ -366,14 +366,14 @@ def _may_be_captured(instance: ProgramInstance) -> bool:
 
 def _earlier_groups(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
     """Return the members that were in a fusion group before, here or according to the journal, and whether it was of different ones."""
-    found = {}
+    is_unlike = {}
     for instance in instances:
         for assigned in instance.assignment:
             if instance.fusion_group is not None:
-                found[assigned.name] = not instance.fusion_group.alike
+                is_unlike[assigned.name] = not instance.fusion_group.alike
             elif assigned.packed is not None:
-                found[assigned.name] = assigned.packed.unlike
-    return found
+                is_unlike[assigned.name] = assigned.packed.unlike
+    return is_unlike
 
 
 def weight_bytes(live: LiveMember) -> int:

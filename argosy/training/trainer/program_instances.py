@@ -122,7 +122,7 @@ class ProgramInstance:
         backend, before = self.assignment[0].live.backend, self.samples
         backend.synchronize()
         backend.reset_peak()
-        held, started = backend.memory_in_use(), time.perf_counter()
+        memory_before, started = backend.memory_in_use(), time.perf_counter()
         until = started + ROUND_SECONDS - timed.seconds
 
         def over() -> bool:
@@ -133,8 +133,8 @@ class ProgramInstance:
         backend.synchronize()
         timed.seconds += time.perf_counter() - started
         timed.samples += self.samples - before
-        if held is not None:
-            taken = (backend.peak_memory() or 0) - held + self.kept_bytes
+        if memory_before is not None:
+            taken = (backend.peak_memory() or 0) - memory_before + self.kept_bytes
             timed.need = max(timed.need or 0, -(-taken // len(self.assignment)))
         return through
 

@@ -48,12 +48,12 @@ class Ranks:
 
         Members that end meanwhile are removed from `assigned`.
         """
-        here = [instance for instance in instances if instance.follow(block.place)]
-        split = {instance.names[0]: instance for instance in here if instance.shard is not None}
+        following = [instance for instance in instances if instance.follow(block.place)]
+        split = {instance.names[0]: instance for instance in following if instance.shard is not None}
         # The copies are on the device itself, because other members step between two begins, and a changed block would not
         # show which member wrote.
         shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
-        whole = deque(instance for instance in here if instance.shard is None)
+        whole = deque(instance for instance in following if instance.shard is None)
         through = self._make_moves(split, whole, assigned, block, shown)
         for name, instance in split.items():
             if instance.watch.restore_if_written(shown[name], block) and name in assigned:

@@ -293,7 +293,7 @@ class Trainer:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
         self.guard.begin(careful=any(assigned.careful is not None for assigned in self.assigned.values()))
-        left = not self.stepping.through(block)
+        undone = not self.stepping.through(block)
         self.copies.stepped()
         if block.touched:
             raise MemberError(
@@ -312,9 +312,9 @@ class Trainer:
             self.gauge.rows += self._rows
             self.gauge.training_seconds += self._seconds
             self._rows, self._seconds = 0, 0.0
-        if left:
+        if undone:
             self.at_hand = block
-        if not left and place.last and place.split == self.last_split:
+        if not undone and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():
             self.emit(SectionReport(events=tuple(self._save(list(self.assigned)))))

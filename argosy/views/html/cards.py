@@ -42,21 +42,21 @@ def _card(title: str, value: str, name: str = "", pairs: Sequence[tuple[str, str
 
 
 def _best(report: Report, search: SearchReport | None) -> dict[str, Any]:
-    told, *others = (search or report).ending().best
+    headline, *others = (search or report).ending().best
     # "Load it: report.best().load()"
     pairs = [(label, text) for label, _, text in (line.partition(": ") for line in others)]
     leader = (search or report).leader
     value = "none yet" if leader is None else str(leader.value)
-    return _card(f"Best {report.objective}", value, told.removeprefix("Best: "), pairs)
+    return _card(f"Best {report.objective}", value, headline.removeprefix("Best: "), pairs)
 
 
-def _members(report: Report, title: str, found: Sequence[str]) -> dict[str, Any]:
-    counts = Counter(found)
+def _members(report: Report, title: str, members: Sequence[str]) -> dict[str, Any]:
+    counts = Counter(members)
     failures = [("", line) for line in report.ending().failures]
     more = len(failures) - MOST_FAILURES
     pairs = [*failures[:MOST_FAILURES], *([("", f"and {more} more failed or diverged")] if more > 0 else [])]
     epochs = f"{report.epochs:,g} epochs in total"
-    return _card(title, f"{len(found)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
+    return _card(title, f"{len(members)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
 
 
 def _time(report: Report, chronicle: Chronicle, idle: float) -> dict[str, Any]:

@@ -73,11 +73,11 @@ class Chronicle:
     @classmethod
     def of(cls, timeline: Iterable[tuple[float, Event]]) -> "Chronicle":
         """Build from (seconds, event), first to last; spans that are open end with the last event."""
-        found = cls()
+        chronicle = cls()
         for seconds, event in timeline:
-            found._take(seconds, event)
-        found._leave(list(found._open.values()), found.seconds)
-        return found
+            chronicle._take(seconds, event)
+        chronicle._leave(list(chronicle._open.values()), chronicle.seconds)
+        return chronicle
 
     def _take(self, seconds: float, event: Event) -> None:
         before, self.seconds = self.seconds, seconds

@@ -15,7 +15,7 @@ def costs(report: Report) -> Iterator[Block]:
         bars = Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows) if rows else None
         yield f"All processes used {report.cpu_seconds:,.1f} CPU seconds in {report.seconds:,.1f} s.", bars
     if report.joules:
-        told = ", ".join(f"{name} {joules:,.0f} J" for name, joules in report.joules.items())
-        yield f"Energy of the whole machine during the run: {told}.", None
+        listed = ", ".join(f"{name} {joules:,.0f} J" for name, joules in report.joules.items())
+        yield f"Energy of the whole machine during the run: {listed}.", None
     elif report.status != "running":
         yield "The machine does not report its energy use (neither RAPL nor NVML can be read).", None

@@ -20,14 +20,14 @@ def devices_of(
     `places` are the numbers of the rows of members, by which stretches name them.
     """
     order = sorted(spans, key=lambda span: (span.device, span.begin_seconds, span.member))
-    lanes = {device: [*found] for device, found in itertools.groupby(order, key=lambda span: span.device)}
+    lanes = {device: [*of_device] for device, of_device in itertools.groupby(order, key=lambda span: span.device)}
     number = {device: place for place, device in enumerate(lanes)}
     return {
         "seconds": seconds,
         "flotillas": sorted({span.flotilla for span in order}),
         "lanes": [
-            {"device": device, "idle": idle_share(found, seconds), "segments": _segments(found)}
-            for device, found in lanes.items()
+            {"device": device, "idle": idle_share(of_device, seconds), "segments": _segments(of_device)}
+            for device, of_device in lanes.items()
         ],
         "spans": [
             [number[span.device], places.get(span.member, -1), span.begin_seconds, span.end_seconds, span.came_from]
@@ -60,13 +60,13 @@ def _segments(spans: Collection[Span]) -> list[tuple[float, float, int, int]]:
     begun = sorted((span.begin_seconds, span.flotilla) for span in spans)
     times = sorted(changes)
     counts = itertools.accumulate(changes[time] for time in times)
-    found: list[tuple[float, float, int, int]] = []
+    segments: list[tuple[float, float, int, int]] = []
     at, flotilla = 0, 0
     for begin, end, count in zip(times, times[1:], counts, strict=False):
         while at < len(begun) and begun[at][0] <= begin:
             flotilla, at = begun[at][1], at + 1
-        if found and found[-1][1:] == (begin, count, flotilla):
-            found[-1] = (found[-1][0], end, count, flotilla)
+        if segments and segments[-1][1:] == (begin, count, flotilla):
+            segments[-1] = (segments[-1][0], end, count, flotilla)
         else:
-            found.append((begin, end, count, flotilla))
-    return [segment for segment in found if segment[2]]
+            segments.append((begin, end, count, flotilla))
+    return [segment for segment in segments if segment[2]]

@@ -23,8 +23,10 @@ def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, 
     for parameters, value in results:
         for name in parameters if value == value else ():
             pairs.setdefault(name, []).append((parameters[name], value))
-    columns = {name: [*zip(*found, strict=True)] for name, found in pairs.items() if len(found) >= FEWEST}
-    shares = {name: _explained_share(_groups(given), _ranks(values)) for name, (given, values) in columns.items()}
+    columns = {name: [*zip(*of_name, strict=True)] for name, of_name in pairs.items() if len(of_name) >= FEWEST}
+    shares = {
+        name: _explained_share(_groups(configured), _ranks(values)) for name, (configured, values) in columns.items()
+    }
     return {name: share for name, share in shares.items() if share is not None}
 
 

@@ -63,8 +63,8 @@ Block = tuple[str, Bars | Lines | Sheet | None]
 
 def section(title: str, blocks: Iterable[Block]) -> dict[str, Any]:
     """Return a part of a page with its own title, as a plain value; what a block shows is named by its kind."""
-    told = [{"text": text, **({type(it).__name__.lower(): asdict(it)} if it else {})} for text, it in blocks]
-    return {"title": title, "blocks": told}
+    blocks_json = [{"text": text, **({type(it).__name__.lower(): asdict(it)} if it else {})} for text, it in blocks]
+    return {"title": title, "blocks": blocks_json}
 
 
 def page(values: Mapping[str, Any], *, without_script: str = "", news: str = "") -> str:

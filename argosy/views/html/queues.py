@@ -26,10 +26,10 @@ def queues(report: Report) -> Iterator[Block]:
         if queue in gauge and gauge[queue]["history"]
     ]
     if lines:
-        said = (
+        caption = (
             "How full the queues were (1 is full): the stage between a full queue and an empty one is the bottleneck."
         )
-        yield said, Lines(across="seconds of feeding", series=lines)
+        yield caption, Lines(across="seconds of feeding", series=lines)
     # A feeder is busy while it has a block in preparation.
     busy = {worker: gauge for worker, gauge in report.gauges.items() if "busy_seconds" in gauge}
     rows = [(worker, (float(gauge["busy_seconds"]), _idle(gauge))) for worker, gauge in busy.items()]

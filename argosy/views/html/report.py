@@ -53,12 +53,12 @@ def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
 
 def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[str, Any]:
     """Return everything that the page shows, as one plain value."""
-    told = [*timeline]
-    chronicle, packs = Chronicle.of(told), PackSavings()
-    search = SearchReport.of(report, told, None) if report.is_search else None
+    events = [*timeline]
+    chronicle, packs = Chronicle.of(events), PackSavings()
+    search = SearchReport.of(report, events, None) if report.is_search else None
     rows = rows_of_members(report) if search is None else rows_of_trials(search)
     places = {member.name: place for place, row in enumerate(rows) for member in row.members}
-    moments = {(event.member, event.epochs): at for at, event in told if isinstance(event, SectionEnded)}
+    moments = {(event.member, event.epochs): at for at, event in events if isinstance(event, SectionEnded)}
     table = table_of(rows, report.objective, moments)
     devices = devices_of(chronicle.spans, chronicle.marks, chronicle.seconds, places)
     idle = [lane["idle"] for lane in devices["lanes"]]
@@ -78,7 +78,7 @@ def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict
             rows,
             chronicle,
             idle=sum(idle) / len(idle) if idle else 0.0,
-            packed_seconds=sum(packs.saved_by(event) for _, event in told),
+            packed_seconds=sum(packs.saved_by(event) for _, event in events),
         ),
         **table,
         "bands": bands_of(report, table["metrics"], moments) if search is None else [],

@@ -107,8 +107,8 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
 
 def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[str, Any]:
     """Return rows, best first, with their cells in the order of the columns, the most important columns first."""
-    found = dict.fromkeys(name for row in rows for name in row.metrics if name not in (objective, RATE))
-    metrics = [objective, *sorted(found, key=lambda name: not name.startswith("val_"))]
+    names = dict.fromkeys(name for row in rows for name in row.metrics if name not in (objective, RATE))
+    metrics = [objective, *sorted(names, key=lambda name: not name.startswith("val_"))]
     parameters = dict.fromkeys(name for row in rows for name in row.parameters)
     facts = dict.fromkeys(name for row in rows for name in row.facts)
     columns = [
@@ -119,7 +119,7 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
         *(("fact", name) for name in facts if name != "best epoch"),
     ]
     cells = [[_cell(_values_of_kind(row, kind).get(name)) for kind, name in columns] for row in rows]
-    equal = [len(rows) > 1 and len({repr(found[at]) for found in cells}) == 1 for at in range(len(columns))]
+    equal = [len(rows) > 1 and len({repr(names[at]) for names in cells}) == 1 for at in range(len(columns))]
     labels = shorten_names({row.name for row in rows}, LABEL)
     weights = importance(
         [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
@@ -193,16 +193,16 @@ def _curves(
     steps = Band.of("", [{ended.epochs: ended.steps for ended in one.sections} for one in members], None)
     times = [{ended.epochs: moments[one.name, ended.epochs] for ended in one.sections} for one in members]
     kept = range(len(steps.epochs))[:: -max(-(-len(steps.epochs) // MOST_POINTS), 1)][::-1]
-    found = {}
+    curves = {}
     for name in metrics:
         band = band_of("", members, name, spread)
         if band.epochs:
             at = {epoch: place for place, epoch in enumerate(band.epochs)}
             drawn = [at.get(steps.epochs[place]) for place in kept]
             edges = zip(*band.bounds, strict=True) if band.bounds else ()
-            found[name] = [[None if one is None else line[one] for one in drawn] for line in (band.means, *edges)]
+            curves[name] = [[None if one is None else line[one] for one in drawn] for line in (band.means, *edges)]
     axes = (steps.epochs, steps.means, Band.of("", times, None).means)
-    return {"across": [[axis[place] for place in kept] for axis in axes], "curves": found}
+    return {"across": [[axis[place] for place in kept] for axis in axes], "curves": curves}
 
 
 def _load_expression(row: TrialResult) -> str:

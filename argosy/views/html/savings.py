@@ -38,17 +38,17 @@ def savings(report: Report) -> Iterator[Block]:
     if prepared and measured and report.preparations:
         each = measured / prepared * 1e6
         alone = measured * report.preparations_alone / report.preparations
-        said = (
+        caption = (
             f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, "
             f"{each:,.{0 if each >= 10 else 2}f} µs per sample; one script per member would have taken {alone:,.2f} "
             f"at that cost: {format_duration(max(alone - measured, 0.0))} saved."
         )
         rows = [("one script per member (computed)", [alone]), ("this run (measured)", [measured])]
-        yield said, Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows)
+        yield caption, Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows)
     packs = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
     if packs:
-        said = "Similar members, alone and as one program, measured while they trained:"
-        yield said, Sheet(columns=COLUMNS, rows=packs)
+        caption = "Similar members, alone and as one program, measured while they trained:"
+        yield caption, Sheet(columns=COLUMNS, rows=packs)
 
 
 def _pack(pack: Packed) -> Sequence[list[Any]]:

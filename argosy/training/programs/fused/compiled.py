@@ -90,10 +90,10 @@ class Pass:
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
                 graph = make_fx(vmap(self.derive_one, in_dims=tuple(places), randomness="error"))(*inputs)
             how = {"config_patches": {"compile_threads": 1}}
-            made: Callable[..., Sequence[Tensor]] = _inductor.standalone_compile(
+            function: Callable[..., Sequence[Tensor]] = _inductor.standalone_compile(
                 graph, list(inputs), dynamic_shapes="from_example_inputs", options=how
             )
-        return made
+        return function
 
 
 class Compilation:
@@ -131,19 +131,21 @@ class Compilation:
         """Run eagerly, and keep the compiled code if its result matches."""
         inputs = [tensor.clone() for tensor in inputs]  # the eager pass updates buffers
         losses, gradients = self._plain(plainly)
-        idle = [piece.name for piece, found in zip(of.parameter_buffer.pieces, gradients, strict=True) if found is None]
+        idle = [
+            piece.name for piece, results in zip(of.parameter_buffer.pieces, gradients, strict=True) if results is None
+        ]
         if idle:
             self.refused = f"the weight {idle[0]!r} does not affect its loss, which compiled code cannot report"
             return losses, gradients
         try:
             run = of.compiled(inputs)
-            found, share = _unstacked(of, run(*inputs)), DOUBLE
+            results, share = _unstacked(of, run(*inputs)), DOUBLE
             if losses.dtype != torch.float64:
                 nudge(inputs[:1], of.forward.compute_dtype)
-                share = rounding_share(_pairs(of, found, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
+                share = rounding_share(_pairs(of, results, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
             there = [one for one in gradients if one is not None]
             known = losses.detach(), there, [*of.parameter_buffer.buffers.values()]
-            what = difference(_pairs(of, known, found), share)
+            what = difference(_pairs(of, known, results), share)
             self.refused = f"compiled, {what} different" if what else ""
         except Exception as error:  # boundary to members' code and to torch's compiler, which has limits
             self.refused = f"it cannot be compiled: {reason_of(error)}"
@@ -156,9 +158,9 @@ class Compilation:
             return plainly()
 
 
-def _unstacked(of: Pass, found: Sequence[Tensor]) -> Results:
+def _unstacked(of: Pass, results: Sequence[Tensor]) -> Results:
     """Return the results of compiled code, by weights and buffers."""
-    columns, losses, *buffers = found
+    columns, losses, *buffers = results
     return losses, [piece.over(columns) for piece in of.parameter_buffer.pieces], buffers
 
 
@@ -167,8 +169,8 @@ def _pairs(of: Pass, one: Results, other: Results) -> list[ComparedPair]:
     (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
     pieces, size = [piece.name for piece in of.parameter_buffer.pieces], largest_value(*gradients)
     pairs = [ComparedPair.of("its losses are", losses, losses_found)]
-    for name, gradient, found in zip(pieces, gradients, gradients_found, strict=True):
-        pairs.append(ComparedPair(f"the gradient of {name!r} is", gradient, found, size))
-    for name, buffer, found in zip(of.parameter_buffer.buffers, buffers, buffers_found, strict=True):
-        pairs.append(ComparedPair.of(f"the buffer {name!r} is", buffer, found))
+    for name, gradient, second in zip(pieces, gradients, gradients_found, strict=True):
+        pairs.append(ComparedPair(f"the gradient of {name!r} is", gradient, second, size))
+    for name, buffer, second in zip(of.parameter_buffer.buffers, buffers, buffers_found, strict=True):
+        pairs.append(ComparedPair.of(f"the buffer {name!r} is", buffer, second))
     return pairs

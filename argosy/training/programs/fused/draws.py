@@ -59,9 +59,9 @@ class Rates(float):
     @classmethod
     def over(cls, rates: Sequence[float]) -> "Rates":
         """Return the given rates, one per row."""
-        made = cls(max(rates))
-        made.of = tuple(rates)
-        return made
+        largest = cls(max(rates))
+        largest.of = tuple(rates)
+        return largest
 
 
 def set_own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
@@ -107,8 +107,8 @@ class PerMemberDraws(TorchFunctionMode):
         if function not in HANDLED or not self._level.innermost:
             return function(*args, **kwargs)
         if function in OVERRIDES:
-            made = OVERRIDES[function](self._level, *args, **kwargs)
-            return function(*args, **kwargs) if made is None else made
+            result = OVERRIDES[function](self._level, *args, **kwargs)
+            return function(*args, **kwargs) if result is None else result
         if function in MASKS:
             return self._masked(function, *args, **kwargs)
         if _draws(function, args, kwargs):
@@ -155,18 +155,22 @@ class PerMemberDraws(TorchFunctionMode):
             return function(*own_args, **own_kwargs)
 
         with self._level.outside():
-            made = [flatten(result) for result in self._each(one)]
-            columns = list(zip(*(parts for parts, _ in made), strict=True))
-            found = [torch.stack(column) if isinstance(column[0], Tensor) else column[-1] for column in columns]
-        return unflatten([self._level.one(one) if isinstance(one, Tensor) else one for one in found], made[-1][1])
+            results = [flatten(result) for result in self._each(one)]
+            columns = list(zip(*(parts for parts, _ in results), strict=True))
+            columns_stacked = [
+                torch.stack(column) if isinstance(column[0], Tensor) else column[-1] for column in columns
+            ]
+        return unflatten(
+            [self._level.one(one) if isinstance(one, Tensor) else one for one in columns_stacked], results[-1][1]
+        )
 
     def _each(self, function: Callable[[int], Made]) -> list[Made]:
         """Call the function for each member, under its random state."""
-        made = []
+        results = []
         for number, state in enumerate(self._states):
             with state.active():
-                made.append(function(number))
-        return made
+                results.append(function(number))
+        return results
 
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
         """Return a member's part of a leaf; `members` is the member dimension, or None."""

@@ -115,8 +115,12 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
 
 def _overlaps(model: nn.Module) -> Iterator[str]:
     """Yield an obstacle for each pair of tensors in the same memory, as by `nn.Parameter(other.weight)`: a program gives each its own."""
-    held = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.layout is torch.strided]
-    spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name, t.requires_grad) for name, t in held if t.data_ptr())
+    tensors = [
+        (name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.layout is torch.strided
+    ]
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + _extent(t), name, t.requires_grad) for name, t in tensors if t.data_ptr()
+    )
     last = (0, 0, "", False)
     for span in spans:
         if span[0] < last[1] and (span[3] or last[3]):
@@ -147,14 +151,16 @@ def attributes(model: nn.Module) -> dict[str, Any]:
     """Return tokens of layers' attributes other than weights and buffers, by description."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     seen: Seen = {id(part): ((type(part), name), part) for name, part in named}
-    found = {}
+    described = {}
     for name, module in model.named_modules():
         where = f"layer {name!r}" if name else "the network"
-        found[f"the class of {where}"] = _class(module)
+        described[f"the class of {where}"] = _class(module)
         skipped = {*STRUCTURE, rate_of(module)}
-        held = {key: value for key, value in vars(module).items() if key not in skipped and not key.endswith("_hooks")}
-        found |= {f"{key!r} of {where}": token(value, seen) for key, value in held.items()}
-    return found
+        own_attributes = {
+            key: value for key, value in vars(module).items() if key not in skipped and not key.endswith("_hooks")
+        }
+        described |= {f"{key!r} of {where}": token(value, seen) for key, value in own_attributes.items()}
+    return described
 
 
 def behaviour(live: LiveMember, *, layers: bool = True) -> dict[str, Any]:

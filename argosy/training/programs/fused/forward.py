@@ -61,8 +61,8 @@ class PackInputs:
         size = -(-self.samples // count)
         for start in range(0, self.samples, size):
             part: Any = slice(start, start + size)
-            cut = operator.itemgetter((slice(None), part) if self.apart else part)
-            yield PackInputs(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
+            select = operator.itemgetter((slice(None), part) if self.apart else part)
+            yield PackInputs(map_leaves(select, self.tree), min(size, self.samples - start), self.apart)
 
 
 class Forward:
@@ -121,27 +121,27 @@ class Forward:
                 self._hold(tensors)
                 with PerMemberDraws(states):
                     losses, output = self._of_one(samples, check_output)
-                found = {name: self._held(name) for name in buffers}
+                after = {name: self._held(name) for name in buffers}
             finally:
                 self._hold(self._own)
             # In lists from outside, because a vectorised function returns tensors only.
-            moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
+            moved[:] = [name for name, tensor in after.items() if tensor is not tensors[name]]
             parts, tree = flatten(output)
             for part in parts:
                 if not isinstance(part, Tensor):  # such as a distribution: it would hold all members' tensors
                     raise UnfitProgram(f"its network returns {type(part).__name__}, which is not a tensor")
             made_as[:] = [tree]
-            return (*losses, *parts, *(found[name] for name in moved))
+            return (*losses, *parts, *(after[name] for name in moved))
 
         own_data = leaves if data.apart else ()
         with self.autocast():
-            made = vectorise(of_one, (*weights.values(), *buffers.values(), *own_data))
+            results = vectorise(of_one, (*weights.values(), *buffers.values(), *own_data))
             with torch.no_grad():
                 # They come last, behind losses and output.
                 for name in reversed(moved):
-                    buffers[name].copy_(made.pop())
-            own = [] if member.step is None and member.loss is None else [made.pop(0)]
-            output = unflatten(made, made_as[0])
+                    buffers[name].copy_(results.pop())
+            own = [] if member.step is None and member.loss is None else [results.pop(0)]
+            output = unflatten(results, made_as[0])
             losses = own[0] if own else _cross_entropies(output, data)
         return losses, None if self._training or member.step is not None else output
 
@@ -162,8 +162,8 @@ class Forward:
         """Compute as `Solo` does: the losses (none for the default loss), and the output if it is needed."""
         member = self._member
         if member.step is not None:
-            made = member.step(self._network, data)
-            return (made[0] if isinstance(made, tuple) else made,), ()
+            result = member.step(self._network, data)
+            return (result[0] if isinstance(result, tuple) else result,), ()
         inputs, target = pair_of(member, data)
         output = self._network(inputs)
         check_output(output)

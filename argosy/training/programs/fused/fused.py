@@ -84,8 +84,8 @@ class Fused(ProgramOfSeveral):
         for alike in kinds.values():
             kernels.append(Kernel.of([live.optimizer for live in alike], parameter_buffer, first))
             first += len(alike)
-        found = [kernel for kernel in kernels if kernel is not None]
-        return cls(ordered, forward, parameter_buffer, found, compilation, lengths)
+        usable = [kernel for kernel in kernels if kernel is not None]
+        return cls(ordered, forward, parameter_buffer, usable, compilation, lengths)
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -185,8 +185,8 @@ class Fused(ProgramOfSeveral):
             return
         drawn = self.marks()
         named, buffers = self._averages.named, self._averages.buffers
-        found = self._forward.values(named, buffers, data, self._states, lambda output: None)
-        self._validate(lockstep, averaged, found, [live.average_val for live in self.members])
+        values = self._forward.values(named, buffers, data, self._states, lambda output: None)
+        self._validate(lockstep, averaged, values, [live.average_val for live in self.members])
         self.go_back(drawn)  # raw weights are validated as they would be without averages
 
     # ---- a lockstep
@@ -204,14 +204,18 @@ class Fused(ProgramOfSeveral):
         idle = {piece.name for piece in buffer.pieces}
         totals = []
         for part in data.pieces(self.members[0].member.accumulate):
-            losses, found = self._derived(part, part.samples / data.samples)
-            if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
-                gradients = torch.cat([gradient.view(members, -1) for gradient in found if gradient is not None], 1)
+            losses, by_parameter = self._derived(part, part.samples / data.samples)
+            if gradients is None and all(
+                gradient is not None and gradient.is_contiguous() for gradient in by_parameter
+            ):
+                gradients = torch.cat(
+                    [gradient.view(members, -1) for gradient in by_parameter if gradient is not None], 1
+                )
                 idle.clear()
             else:
                 if gradients is None:
                     gradients = buffer.weights.new_empty(buffer.weights.shape)
-                self._gather(found, gradients, idle)
+                self._gather(by_parameter, gradients, idle)
             totals.append(batch_totals(losses.detach(), part.samples))
         assert gradients is not None
         for piece in buffer.pieces if idle else ():
@@ -243,9 +247,9 @@ class Fused(ProgramOfSeveral):
         # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
         return losses, _engine_run_backward((losses,), (shares,), False, False, leaves, True, accumulate_grad=False)
 
-    def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
+    def _gather(self, of_parameters: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
         """Add gradients to those of earlier micro-batches; `idle` names the weights without any so far."""
-        for piece, gradient in zip(self.parameter_buffer.pieces, found, strict=True):
+        for piece, gradient in zip(self.parameter_buffer.pieces, of_parameters, strict=True):
             if gradient is None:
                 continue
             if piece.name in idle:

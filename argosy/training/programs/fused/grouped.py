@@ -123,8 +123,8 @@ class Grouped(ProgramOfSeveral):
         return losses_of(self.members[0].member.loss, outputs, data, self._states), outputs
 
     def _evaluate(self, lockstep: Lockstep) -> None:
-        found, into = self._found(self.shared(lockstep)), [live.val for live in self.members]
-        self._validate(lockstep, range(len(self.members)), found, into)
+        values, into = self._found(self.shared(lockstep)), [live.val for live in self.members]
+        self._validate(lockstep, range(len(self.members)), values, into)
 
     def shared(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError unless they are the same pairs of tensors for all members."""

@@ -21,12 +21,12 @@ Lockstep = tuple[Batch | None, ...]
 
 def share_cutters(cutters: Sequence[Cutter]) -> list[Cutter]:
     """Return the cutters, with cutters of the same batches replaced by the first of them."""
-    found: list[Cutter] = []
+    distinct: list[Cutter] = []
     chosen = []
     for cutter in cutters:
-        like = next((other for other in found if other is cutter or other.cuts_alike(cutter)), cutter)
-        if like is cutter and not any(other is cutter for other in found):
-            found.append(cutter)
+        like = next((other for other in distinct if other is cutter or other.cuts_alike(cutter)), cutter)
+        if like is cutter and not any(other is cutter for other in distinct):
+            distinct.append(cutter)
         chosen.append(like)
     return chosen
 

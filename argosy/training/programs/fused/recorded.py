@@ -68,16 +68,16 @@ class UnrecordedValidation:
         """
         if losses.dim() > 2 or not all(one.adds_up for one in into):
             return False
-        found = None
+        correct = None
         if any(one.member.metrics for one in into):
             try:
-                found = _right(batches, output)
+                correct = _right(batches, output)
             except Exception:  # boundary to a member's output: the member's own call then words the error
                 return False
-            if found is None:
+            if correct is None:
                 return False
         totals = batch_totals(losses, batches[0].rows)
-        right = totals if found is None else batch_totals(found, batches[0].rows)  # a placeholder without a metric
+        right = totals if correct is None else batch_totals(correct, batches[0].rows)  # a placeholder without a metric
         self._unrecorded.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
         return True
 
@@ -98,8 +98,8 @@ def _fetch_sums(
     Samples and digest are computed once for all members that share their batches.
     """
     columns = [torch.stack(column, 1) for column in zip(*(sums for _, sums in unrecorded), strict=True)]
-    found, event = backend.fetch(torch.stack(columns))
-    by_member = zip(*map(Tensor.unbind, found.unbind()), strict=True)
+    fetched, event = backend.fetch(torch.stack(columns))
+    by_member = zip(*map(Tensor.unbind, fetched.unbind()), strict=True)
     known: dict[tuple[int, ...], tuple[int, Digest]] = {}
     for own, sums in zip(zip(*(batches for batches, _ in unrecorded), strict=True), by_member, strict=True):
         key = tuple(map(id, own))
@@ -119,5 +119,5 @@ def _right(batches: Sequence[Batch], output: object) -> Tensor | None:
     first = targets[0]
     shared = all(own is first for own in targets)
     target = first.expand(len(targets), *first.shape) if shared else torch.stack(targets)
-    found: Tensor = accuracy(output.flatten(0, 1), target.flatten())
-    return found.view(len(targets), -1)
+    correct: Tensor = accuracy(output.flatten(0, 1), target.flatten())
+    return correct.view(len(targets), -1)

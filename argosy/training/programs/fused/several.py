@@ -286,10 +286,10 @@ class ProgramOfSeveral(ABC):
             raise MemberFaults(faults)
 
     def _validate(
-        self, lockstep: Lockstep, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]
+        self, lockstep: Lockstep, rows: Iterable[int], values: tuple[Tensor, Any], into: Sequence[Validation]
     ) -> None:
         """Add a lockstep's losses and outputs to the validations of the members in some rows."""
-        losses, output = found
+        losses, output = values
         rows = list(rows)
         several, batches = tuple(into[row] for row in rows), [not_none(lockstep[row]) for row in rows]
         if len(rows) == len(losses) and self._validated.add(several, batches, losses, output):

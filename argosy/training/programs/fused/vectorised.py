@@ -20,8 +20,8 @@ def vectorise(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tenso
     members = len(tensors[0])
     level = _functorch._vmap_increment_nesting(members, "error")
     try:
-        made = function(*[_functorch._add_batch_dim(tensor, 0, level) for tensor in tensors])
-        return [_functorch._remove_batch_dim(one, level, members, 0) for one in made]
+        results = function(*[_functorch._add_batch_dim(tensor, 0, level) for tensor in tensors])
+        return [_functorch._remove_batch_dim(one, level, members, 0) for one in results]
     finally:
         _functorch._vmap_decrement_nesting()
 

@@ -78,11 +78,11 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None
         shared = groups == 1 and level.stacked(input)[1] is None
         rows = level.stacked(input)[0] if shared else _beside_channels(level, input, members)
         with level.outside():
-            made = function(
+            result = function(
                 rows, weights.flatten(0, 1), None if biases is None else biases.flatten(), stride, padding, dilation,
                 1 if shared else members * groups,
             )  # fmt: skip
-        return level.one(made.view(len(made), members, -1, *made.shape[2:]), 1)
+        return level.one(result.view(len(result), members, -1, *result.shape[2:]), 1)
 
     return form
 
@@ -92,17 +92,17 @@ def _batch_norm(
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor | None:  # fmt: skip
     """Normalise all members as one with more channels; vmap would scale and shift separately."""
-    found = [level.stacked(tensor) for tensor in (running_mean, running_var, weight, bias) if tensor is not None]
-    if not found or any(of_members != 0 for _, of_members in found):
+    tensors = [level.stacked(tensor) for tensor in (running_mean, running_var, weight, bias) if tensor is not None]
+    if not tensors or any(of_members != 0 for _, of_members in tensors):
         return None
-    members = len(found[0][0])
+    members = len(tensors[0][0])
     rows = _beside_channels(level, input, members)
     with level.outside():
         # Views, because running statistics are updated in place.
         mean, var = (None if t is None else level.stacked(t)[0].view(-1) for t in (running_mean, running_var))
         scale, shift = (None if t is None else level.stacked(t)[0].flatten() for t in (weight, bias))
-        made = functional.batch_norm(rows, mean, var, scale, shift, training, momentum, eps)
-    return level.one(made.view(len(made), members, -1, *made.shape[2:]), 1)
+        result = functional.batch_norm(rows, mean, var, scale, shift, training, momentum, eps)
+    return level.one(result.view(len(result), members, -1, *result.shape[2:]), 1)
 
 
 def _layer_norm(
@@ -115,8 +115,8 @@ def _layer_norm(
         return None
     with level.outside():
         columns = [[None] * len(rows) if own is None else own.unbind() for own in (rows, scales, shifts)]
-        made = [functional.layer_norm(x, normalized_shape, w, b, eps) for x, w, b in zip(*columns, strict=True)]
-        stacked = torch.stack(made)
+        results = [functional.layer_norm(x, normalized_shape, w, b, eps) for x, w, b in zip(*columns, strict=True)]
+        stacked = torch.stack(results)
     return level.one(stacked)
 
 
@@ -149,8 +149,8 @@ def _cross_entropy(
         outputs = level.stacked(input)[0].expand(members, *input.shape) if outputs is None else outputs
         classes = level.stacked(target)[0].expand(members, *target.shape) if classes is None else classes
         mean: Callable[..., Tensor] = _MeanNegativeLikelihood.apply
-        made = mean(functional.log_softmax(outputs.flatten(0, 1), 1).view(outputs.shape), classes, ignore_index)
-    return level.one(made)
+        result = mean(functional.log_softmax(outputs.flatten(0, 1), 1).view(outputs.shape), classes, ignore_index)
+    return level.one(result)
 
 
 class _MeanNegativeLikelihood(torch.autograd.Function):
@@ -159,8 +159,8 @@ class _MeanNegativeLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logs: Tensor, classes: Tensor, ignored: int) -> Tensor:
         """Compute the means one member after another: no other function sums the samples in that order."""
-        found = [torch.ops.aten.nll_loss_forward(*own, None, 1, ignored) for own in zip(logs, classes, strict=True)]
-        means, totals = (torch.stack(column) for column in zip(*found, strict=True))
+        results = [torch.ops.aten.nll_loss_forward(*own, None, 1, ignored) for own in zip(logs, classes, strict=True)]
+        means, totals = (torch.stack(column) for column in zip(*results, strict=True))
         ctx.ignored = ignored
         ctx.save_for_backward(logs, classes, totals)
         return means
@@ -171,8 +171,8 @@ class _MeanNegativeLikelihood(torch.autograd.Function):
         logs, classes, totals = ctx.saved_tensors
         shares = (gradient / totals).unsqueeze(1).expand(classes.shape).flatten()
         flat = logs.flatten(0, 1), classes.flatten()
-        made: Tensor = torch.ops.aten.nll_loss_backward(shares, *flat, None, 0, ctx.ignored, totals[0])
-        return made.view(logs.shape), None, None
+        gradients: Tensor = torch.ops.aten.nll_loss_backward(shares, *flat, None, 0, ctx.ignored, totals[0])
+        return gradients.view(logs.shape), None, None
 
 
 def _binary_cross_entropy(
@@ -188,8 +188,8 @@ def _binary_cross_entropy(
         return None
     with level.outside():
         targets = level.stacked(target)[0].expand(outputs.shape) if targets is None else targets
-        made = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-    losses = level.one(made)
+        result = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    losses = level.one(result)
     return losses.mean() if reduction == "mean" else losses
 
 

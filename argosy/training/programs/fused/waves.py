@@ -97,21 +97,21 @@ def layers_of(model: nn.Module) -> Sequence[Layer] | None:
     modules = list(modules_in_order(model))
     if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
         modules = modules[1:]
-    found: list[Layer] = []
+    layers: list[Layer] = []
     identity = nn.Identity()
     for before, module in zip([None, *modules], modules, strict=False):
         if type(module) is nn.Linear:
-            found.append(Layer(module, identity, 0.0))
+            layers.append(Layer(module, identity, 0.0))
         elif type(module) is nn.Dropout and module.p < 1 and type(before) in (nn.Linear, *FUNCTIONS):
-            found[-1] = found[-1]._replace(rate=module.p)
+            layers[-1] = layers[-1]._replace(rate=module.p)
         elif type(module) in FUNCTIONS and type(before) is nn.Linear:
-            found[-1] = found[-1]._replace(activation=module)
+            layers[-1] = layers[-1]._replace(activation=module)
         else:
             return None
-    plain = found and type(modules[-1]) is nn.Linear and all("forward" not in vars(module) for module in modules)
-    weights = [weight for layer in found for weight in layer.linear.parameters()]
+    plain = layers and type(modules[-1]) is nn.Linear and all("forward" not in vars(module) for module in modules)
+    weights = [weight for layer in layers for weight in layer.linear.parameters()]
     plain = plain and len(set(map(id, weights))) == len(weights) == len(list(model.parameters()))
-    return found if plain and all(weight.requires_grad for weight in weights) else None
+    return layers if plain and all(weight.requires_grad for weight in weights) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -201,12 +201,12 @@ class Product:
         """Allocate the memory for batches of this length, except masks; for last layers, `outputs` and their gradients are given."""
         rows, outs, ins = group.weights.shape
         inputs, input_slopes = (group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2))
-        made, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
+        output, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
         return cls(
             group=group,
             inputs=inputs,
             input_slopes=input_slopes,
-            outputs=made,
+            outputs=output,
             slopes=slopes,
             masks=masks,
             stretches=[],
@@ -328,21 +328,21 @@ class WavePass:
 
     def _stretches(self, product: Product) -> Iterator[Stretch]:
         """Yield the stretches of a product; last layers have none."""
-        found: list[tuple[tuple[Any, ...], int, int]] = []
+        stretches: list[tuple[tuple[Any, ...], int, int]] = []
         for row, (member, number) in enumerate(product.group.places):
             layer = self._layers[member][number]
             if number == len(self._layers[member]) - 1:
                 return
-            after, there = self._next(member, number)
-            same = str(layer.activation), bool(layer.rate) and not self._whole, id(after), there - row
-            if found and found[-1][0] == same:
-                found[-1] = same, found[-1][1], row + 1
+            after, next_row = self._next(member, number)
+            same = str(layer.activation), bool(layer.rate) and not self._whole, id(after), next_row - row
+            if stretches and stretches[-1][0] == same:
+                stretches[-1] = same, stretches[-1][1], row + 1
             else:
-                found.append((same, row, row + 1))
-        for _, start, stop in found:
+                stretches.append((same, row, row + 1))
+        for _, start, stop in stretches:
             member, number = product.group.places[start]
-            layer, (after, there) = self._layers[member][number], self._next(member, number)
-            mine, theirs = slice(start, stop), slice(there, there + stop - start)
+            layer, (after, next_row) = self._layers[member][number], self._next(member, number)
+            mine, theirs = slice(start, stop), slice(next_row, next_row + stop - start)
             yield Stretch(
                 function=FUNCTIONS[type(layer.activation)](layer.activation),
                 outputs=product.outputs[mine],
@@ -385,8 +385,8 @@ class Waves:
     @classmethod
     def of(cls, models: Sequence[nn.Module]) -> "Waves":
         """Move networks, which come in the order of `layer_sort_key`, into the memory of their groups."""
-        found = [layers_of(model) for model in models]
-        return cls(models, [layers for layers in found if layers is not None])
+        layer_lists = [layers_of(model) for model in models]
+        return cls(models, [layers for layers in layer_lists if layers is not None])
 
     def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = run_in_turn) -> Tensor:
         """Run `WavePass.forward`; samples may have any shape if all networks flatten them."""

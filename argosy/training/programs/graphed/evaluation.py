@@ -85,10 +85,12 @@ class Evaluation:
             if replayed.recording.memory_bytes > MAX_HELD_BYTES:
                 raise Uncaptured("its evaluation would use too much memory")
             copy_into(before, self._buffers)
-            found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
+            replayed_leaves = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
             copy_into(before, self._buffers)
-            made = self._made(data)
-            pairs = [ComparedPair.of("", one, other) for one, other in zip(_leaves(made), found, strict=True)]
+            result = self._made(data)
+            pairs = [
+                ComparedPair.of("", one, other) for one, other in zip(_leaves(result), replayed_leaves, strict=True)
+            ]
             if difference(pairs, MAX_DIFFERENCE) is not None:
                 raise Uncaptured("when replayed, its evaluation gives different results")
         except BaseException:
@@ -97,7 +99,7 @@ class Evaluation:
                 replayed.close(self._program.members[0].backend)
             raise
         self._replayed = replayed
-        return made
+        return result
 
     def _warm_up(self, data: PackInputs) -> None:
         """Run passes on the capturing stream. Raises Uncaptured if members draw random numbers, or if the host waits for the device."""
@@ -119,6 +121,6 @@ class Evaluation:
         return self._program.evaluated(data, self._recorder.in_branches)
 
 
-def _leaves(made: tuple[Tensor, Any]) -> Sequence[Tensor]:
-    losses, output = made
+def _leaves(result: tuple[Tensor, Any]) -> Sequence[Tensor]:
+    losses, output = result
     return [losses, *([] if output is None else flatten(output)[0])]

@@ -248,11 +248,11 @@ class Graphed:
             random.set_generators(mark)
             # Both steps begin at one random state and at the same weights.
             replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
-            there = [replayed_totals, *(tensor.clone() for tensor in moving)]
+            after_replay = [replayed_totals, *(tensor.clone() for tensor in moving)]
             copy_into(before, moving)
             random.set_generators(mark)
             totals = self._operators(data)
-            ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
+            ends = zip([totals, *moving], after_replay, [torch.zeros_like(totals), *before], strict=True)
             if any(have_diverged(plain, replay, start, MAX_DISTANCE) for plain, replay, start in ends):
                 raise Uncaptured("when replayed, its step gives a different result")
         except BaseException:

@@ -41,8 +41,8 @@ class Replayed(Generic[Made]):
             raise Uncaptured("its batches contain more than tensors on the device")
         static = [torch.zeros_like(leaf) for leaf in leaves]
         static_data = PackInputs(unflatten(static, structure), data.samples, data.apart)
-        recording, made = recorder.record(lambda: work(static_data))
-        return cls(recording, static, static_data, made)
+        recording, result = recorder.record(lambda: work(static_data))
+        return cls(recording, static, static_data, result)
 
     def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
         """Return the tensors of samples; None if the work was captured for samples of another form."""

@@ -90,13 +90,15 @@ class Single:
         live, parameters = self._live, self.parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
-        found = [parameter.grad for parameter in parameters]
-        all_have_gradients([p.name for p, own in zip(self.parameter_buffer.pieces, found, strict=True) if own is None])
+        of_parameters = [parameter.grad for parameter in parameters]
+        all_have_gradients(
+            [p.name for p, own in zip(self.parameter_buffer.pieces, of_parameters, strict=True) if own is None]
+        )
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
         gradients = torch.empty_like(self.parameter_buffer.weights)
         places = [piece.of(gradients[0]) for piece in self.parameter_buffer.pieces]
-        torch._foreach_copy_(places, [own for own in found if own is not None])
+        torch._foreach_copy_(places, [own for own in of_parameters if own is not None])
         self._solo.drop_gradients()
         return batch_total(losses, data.samples).unsqueeze(0), gradients
 

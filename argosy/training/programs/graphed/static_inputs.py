@@ -77,11 +77,11 @@ class StaticInputs:
         steps = np.concatenate([kernel.steps for kernel in self._kernels])
         if settings != self._settings:
             self._look_ahead(settings, steps, 1)  # only one, as a schedule may change settings at each step
-        made = int(steps[0] - self._first[0]) if len(steps) else 0
-        if not (0 <= made < len(self._coming) and np.array_equal(steps, self._first + made)):
+        done = int(steps[0] - self._first[0]) if len(steps) else 0
+        if not (0 <= done < len(self._coming) and np.array_equal(steps, self._first + done)):
             self._look_ahead(settings, steps, STEPS_AHEAD)
-            made = 0
-        self._next = made
+            done = 0
+        self._next = done
 
     def _look_ahead(self, settings: Settings, steps: Steps, count: int) -> None:
         numbers = self._numbers(count)
@@ -92,8 +92,8 @@ class StaticInputs:
         self._settings, self._first, self._shown = settings, steps, None
 
     def _numbers(self, count: int) -> Sequence[Numbers]:
-        found = [kernel.numbers(count) for kernel in self._kernels]
-        there = [own for own in found if own is not None]
-        if len(there) < len(found):
+        numbers = [kernel.numbers(count) for kernel in self._kernels]
+        present = [own for own in numbers if own is not None]
+        if len(present) < len(numbers):
             raise Uncaptured("a schedule has changed the form of its steps")
-        return [own for of_kernel in there for own in of_kernel]
+        return [own for of_kernel in present for own in of_kernel]

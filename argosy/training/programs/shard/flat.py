@@ -48,15 +48,15 @@ class FlatGradient:
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:
         """Fill in this rank's gradients from its weights; `losses` are per sample, or None if it has no samples."""
-        there = [parameter.grad is not None for parameter in self.parameters]
+        present = [parameter.grad is not None for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             if parameter.grad is None:
                 gradient.zero_()
             else:
                 gradient.copy_(parameter.grad.reshape(-1))
         words = (*_pieces(digest.indices), *_pieces(digest.positions))
-        no_losses = [0.0] * (self._rest - len(there))
-        figures = torch.tensor([*there, *no_losses, digest.elements, *words], dtype=torch.float64)
+        no_losses = [0.0] * (self._rest - len(present))
+        figures = torch.tensor([*present, *no_losses, digest.elements, *words], dtype=torch.float64)
         self._figures.copy_(copy_to_device(figures, self._figures.device))
         if losses is not None:
             total = losses.double().sum()
@@ -68,8 +68,8 @@ class FlatGradient:
         """Set the weights' gradients to the sums, valid until the next `fill`; returns the other sums."""
         count = len(self.parameters)
         figures = self._figures.tolist()
-        for parameter, gradient, there in zip(self.parameters, self._gradients, figures, strict=False):
-            parameter.grad = gradient.view_as(parameter).to(parameter) if there else None
+        for parameter, gradient, is_present in zip(self.parameters, self._gradients, figures, strict=False):
+            parameter.grad = gradient.view_as(parameter).to(parameter) if is_present else None
         elements, *words = figures[self._rest :]
         digest = Digest(int(elements), _word(words[:PIECES]), _word(words[PIECES:]))
         return StepSums(sum(figures[count : self._rest]), digest)

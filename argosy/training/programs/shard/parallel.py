@@ -141,14 +141,14 @@ def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tup
 
 def _min_seconds(group: Group, size: int, deadline: float) -> float:
     """Return the minimum seconds of several sums of `size` bytes."""
-    values, found = torch.zeros(size // 4, device=group.on), []
+    values, seconds = torch.zeros(size // 4, device=group.on), []
     for _ in range(ROUNDS + 1):
         started = time.perf_counter()
         under_way = group.add_up(values)
         if not _wait_until(lambda: under_way.done, deadline):  # noqa: B023
             return math.inf
-        found.append(time.perf_counter() - started)
-    return min(found[1:])
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 def _close(ends: list[GroupConnection]) -> None:
