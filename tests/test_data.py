@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -440,6 +441,18 @@ def test_a_missing_value_of_a_column_is_refused_whatever_its_type(column: Any) -
     source = pandas.DataFrame({"x": column}) if isinstance(column, pandas.Series) else {"x": column}
     with pytest.raises(StudyError, match="column 'x' has no value in 1 of 3 rows, the first in row 1"):
         argosy.data.columns(source, "x")
+
+
+def test_all_columns_with_missing_values_are_named_at_once() -> None:
+    frame = {"age": [1.0, math.nan, math.nan], "size": [1, 2, 3], "deck": ["a", "b", ""], "kind": ["x", "y", "x"]}
+    with pytest.raises(StudyError) as refused:
+        argosy.data.table(frame, target="kind")
+    assert "column 'age' has no value in 2 of 3 rows, the first in row 1; column 'deck' has no value in 1 of 3" in str(
+        refused.value
+    )
+    many = {f"x{number}": [1.0, math.nan] for number in range(14)} | {"kind": ["x", "y"]}
+    with pytest.raises(StudyError, match=r"'x9' has no value in 1 of 2 rows, the first in row 1; so do 4 more columns"):
+        argosy.data.table(many, target="kind")
 
 
 def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:

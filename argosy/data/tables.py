@@ -28,6 +28,8 @@ Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
 """Most different words in a column; a column with more holds names or texts, which differ in nearly every row."""
+MOST_NAMED = 10
+"""Most columns without values that an error names."""
 MISSING_MARKS = {
     *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
@@ -98,8 +100,8 @@ def table(
     by_name = _columns(source, dict.fromkeys(words, MISSING_MARKS))
     for name in (target, *words):
         _check_there(name, by_name)
+    _check_none_missing(by_name)
     for name, column in by_name.items():
-        _check_none_missing(name, column)
         if name in words:
             by_name[name] = column.astype(str)
         elif name != target or target_is is None:
@@ -118,9 +120,11 @@ def _read_like(like: Table, source: Any, target: str) -> Table:
     if any(isinstance(one, str) for one in like.classes):
         known[target] = like.classes
     by_name = _columns(source, known)
-    for name in (*like.words, *([target] if target in by_name else [])):
+    names = [*like.words, *([target] if target in by_name else [])]
+    for name in names:
         _check_there(name, by_name)
-        _check_none_missing(name, by_name[name])
+    _check_none_missing({name: by_name[name] for name in names})
+    for name in names:
         if name in known:
             by_name[name] = _as_known_words(name, by_name[name], known[name])
     features = _features(by_name, like.words)
@@ -170,17 +174,17 @@ def _rows(name: str, column: Any) -> Column:
     """Return a column as an array; lists of equal length become rows."""
     if not hasattr(column, "null_count"):
         rows = np.asarray(column)
-        _check_filled(name, _missing(rows), len(rows))
+        _check_filled({name: (_missing(rows), len(rows))})
         return rows
     whole = column.chunk(0) if getattr(column, "num_chunks", 0) == 1 else column
     whole = whole.combine_chunks() if hasattr(whole, "chunks") else whole
     shape = [len(whole)]
-    _check_filled(name, np.flatnonzero(whole.is_null()).tolist(), shape[0])
+    _check_filled({name: (np.flatnonzero(whole.is_null()).tolist(), shape[0])})
     while hasattr(whole.type, "list_size"):
         shape.append(whole.type.list_size)
         whole = whole.flatten()
         inside = np.flatnonzero(whole.is_null()) // (len(whole) // shape[0])
-        _check_filled(name, np.unique(inside).tolist(), shape[0])
+        _check_filled({name: (np.unique(inside).tolist(), shape[0])})
     return np.asarray(whole).reshape(shape)
 
 
@@ -290,13 +294,14 @@ def _blank_missing(values: list[str], words: Collection[str]) -> Column:
     return np.array(["" if value in MISSING_MARKS and value not in words else value for value in values], dtype=object)
 
 
-def _check_none_missing(name: str, column: Column) -> None:
-    _check_filled(name, _missing(column), len(column))
-    if column.dtype.kind == "f" and not np.isfinite(column).all():
-        raise StudyError(
-            f"table: column {name!r} has infinite values, the first in row {np.isinf(column).argmax()}. Replace them "
-            "with finite numbers."
-        )
+def _check_none_missing(by_name: Mapping[str, Column]) -> None:
+    _check_filled({name: (_missing(column), len(column)) for name, column in by_name.items()})
+    for name, column in by_name.items():
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise StudyError(
+                f"table: column {name!r} has infinite values, the first in row {np.isinf(column).argmax()}. Replace "
+                "them with finite numbers."
+            )
 
 
 def _missing(column: Column) -> list[int]:
@@ -361,11 +366,18 @@ def _unknown_word(name: str, value: Any) -> StudyError:
     )
 
 
-def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
-    if missing:
+def _check_filled(by_name: Mapping[str, tuple[Sequence[int], int]]) -> None:
+    """Raise StudyError if rows of some columns, of so many, have no value."""
+    gaps = [
+        f"column {name!r} has no value in {len(missing)} of {count} rows, the first in row {missing[0]}"
+        for name, (missing, count) in by_name.items()
+        if missing
+    ]
+    if gaps:
+        more = f"; so do {len(gaps) - MOST_NAMED} more columns" if len(gaps) > MOST_NAMED else ""
         raise StudyError(
-            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, the first in row {missing[0]} "
-            "(for example an empty cell, or NA in a CSV file). Fill in the values, or remove the rows or the column."
+            f"table: {'; '.join(gaps[:MOST_NAMED])}{more} (for example an empty cell, or NA in a CSV file). Fill in "
+            f"the values, or remove the rows or the column{'s' * (len(gaps) > 1)}."
         )
 
 
