@@ -92,7 +92,7 @@ PLANTED = (
     Planted(
         "all nodes but one that is not open yet are gone, and the cluster is empty",
         LegStarts.update_cluster,
-        "opened or there",
+        "opened or nodes",
         "opened",
         "5a0bebf",
         9362,

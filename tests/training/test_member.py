@@ -518,7 +518,7 @@ def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_p
             live.begin_section()
     state = live.best.state()
     assert state is not None
-    assert {**state, "model": None} == {"model": None, "late": [], "epoch": 0, "section": 1, "value": 3.0}
+    assert {**state, "model": None} == {"model": None, "epoch": 0, "section": 1, "value": 3.0}
     assert evidence.fingerprint(state["model"]) == expected != evidence.fingerprint(live.model.state_dict())
     live.best.note_saved()
     assert live.best.state() is None
