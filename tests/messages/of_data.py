@@ -120,7 +120,7 @@ class Digits:
 
 CASES = {
     "a shard that cannot be read": lambda: read_in_parallel(
-        lambda shard, *_: {}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
+        lambda shard, *_: {1: None}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
     "a reader of shards that dies": lambda: read_in_parallel(
         lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
