@@ -28,7 +28,7 @@ def test_whatever_happens_to_it_a_run_ends_as_without(first: int, end: int) -> N
     assert not played(range(first, end)).wrong, "python -m simulation --story SEED tells it"
 
 
-@pytest.mark.parametrize("seed", [39244, 41799, 60561, 67171, 139211, 157386, 200826, 481306])
+@pytest.mark.parametrize("seed", [39244, 41799, 60561, 67171, 139211, 157386, 200826, 481306, 504394])
 def test_runs_of_campaigns_that_were_wrong_end_well(seed: int) -> None:
     """Seeds that went wrong in long campaigns end well.
 

@@ -194,7 +194,8 @@ class Driver(DriverPart):
             return True
         if members.waiting or members.leaving or members.new:
             return True
-        return run.pause_reason is None and self._more_to_come
+        # A request may have ended the last member that others rested for, after this round had called them.
+        return run.pause_reason is None and (self._more_to_come or bool(self.decisions.called()))
 
     @property
     def _more_to_come(self) -> bool:
