@@ -116,10 +116,8 @@ class Ensemble(nn.Module):
 
         The file contains no code, so for an ensemble that prepares its inputs, pass `preparation` again.
         """
-        content, by_name = (
-            checkpoint.load(user_path(path).resolve(), key="networks"),
-            {member.name: member for member in members},
-        )
+        content = checkpoint.load(user_path(path).resolve(), key="networks")
+        by_name = {member.name: member for member in members}
         states = content.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(

@@ -159,9 +159,8 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
         states |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        saves_items = not isinstance(
-            live.optimizer, OptimizerList
-        )  # a list saves only the groups and states of its parts
+        # A list saves only the groups and states of its parts.
+        saves_items = not isinstance(live.optimizer, OptimizerList)
         own = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
         unsaved = [*own, *_unsaved_inside(optimizer, saved)]
         states |= {
