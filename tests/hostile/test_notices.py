@@ -1,6 +1,7 @@
 """Tests how agents find the driver through a store that anybody can write to, and which keys are too easy to guess."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -40,6 +41,18 @@ def stranger() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0)
         yield listener
+
+
+def beside(stranger: socket.socket) -> socket.socket:
+    """Return a socket that listens at another address and the stranger's port; another process may have that port for all addresses."""
+    for _ in range(10):
+        try:
+            return socket.create_server(("127.0.0.2", stranger.getsockname()[1]))
+        except OSError:
+            address = ("127.0.0.1", 0)
+            with socket.create_server(address) as other:
+                os.dup2(other.fileno(), stranger.fileno())
+    raise AssertionError("no port is free at two addresses")
 
 
 def called(stranger: socket.socket) -> bool:
@@ -125,8 +138,8 @@ def test_an_agent_finds_its_driver_past_a_stranger(
     key: bytes, stranger: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver listens at its second address, and the stranger at the first; both use one port."""
-    port = stranger.getsockname()[1]
-    with socket.create_server(("127.0.0.2", port)) as there:
+    with beside(stranger) as there:
+        port = stranger.getsockname()[1]
         monkeypatch.setattr(socket, "create_server", lambda address, **rest: there)
         listener = Listener(key, list[str]().append)
         over = threading.Event()
