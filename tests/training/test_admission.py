@@ -27,7 +27,7 @@ class Around(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         self.inner = SGD(parameters, lr=0.1)
-        self.param_groups = self.inner.param_groups
+        self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
 
 class OnOlder(nn.Module):

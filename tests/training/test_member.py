@@ -235,6 +235,19 @@ class Around(SGD):
         self.param_groups = self.base.param_groups
 
 
+class Leading(SGD):
+    """An optimizer that lets an inner one make its steps; with `shares` it has the inner one's state, as SAM has not."""
+
+    def __init__(self, weights: Any, *, shares: bool, **rest: Any) -> None:
+        super().__init__(weights, **rest)
+        self.inner = SGD(self.param_groups, **rest)
+        if shares:
+            self.state = self.inner.state
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
 class Centred(nn.Module):
     """A loss with a moving average in a buffer, as DINO's centre of the teacher's outputs, and a frozen network."""
 
@@ -275,11 +288,22 @@ class SharpenedModule(Sharpened, nn.Module):
         {"schedule": milestones},
         {"schedule": WarmedUp},
         {"optimizer": partial(Around, lr=0.01)},
+        {"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9), "schedule": milestones},
+        {"optimizer": partial(Leading, shares=True, lr=0.1, momentum=0.9), "schedule": milestones},
         {"loss": Centred()},
         {"loss": Sharpened()},
         {"loss": SharpenedModule()},
     ],
-    ids=["milestones", "warm-up", "around", "loss with a buffer", "loss with a state", "module with a state"],
+    ids=[
+        "milestones",
+        "warm-up",
+        "around",
+        "leading",
+        "leading by one state",
+        "loss with a buffer",
+        "loss with a state",
+        "module with a state",
+    ],
 )
 def test_a_part_with_state_of_its_own_goes_on_behind_a_file(kinds: dict[str, Any], tmp_path: Path) -> None:
     """A MultiStepLR that SequentialLR starts reads the counts of its milestones, so they must be loaded as a Counter."""
@@ -1251,19 +1275,6 @@ def hooked() -> nn.Module:
     return network
 
 
-class Around(SGD):
-    """An optimizer that lets an inner one make its steps; with `saves` it shares the inner one's state."""
-
-    def __init__(self, weights: Any, *, saves: bool, **rest: Any) -> None:
-        super().__init__(weights, **rest)
-        self.inner = SGD(self.param_groups, **rest)
-        if saves:
-            self.state = self.inner.state
-
-    def step(self, closure: Any = None) -> None:
-        self.inner.step()
-
-
 class Tempered(nn.CrossEntropyLoss):
     """A loss with a weight."""
 
@@ -1285,11 +1296,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"optimizer": partial(Slow, lr=0.1)}, "steps change 'steps' of its optimizer Slow"),
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
-        (
-            {"optimizer": partial(Around, saves=False, lr=0.1, momentum=0.9)},
-            "steps change 'inner' of its optimizer Around",
-        ),
-        ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
+        ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),
         ({"loss": annealed()}, "steps change the outer variable 'calls'"),
         ({"loss": by_global}, "steps change the outer variable 'CALLS'"),
         ({"model": hooked}, "steps change the outer variable 'calls'"),

@@ -28,7 +28,7 @@ from argosy.training.member.copied import (
     shared_data,
 )
 from argosy.training.member.live import LiveMember
-from argosy.training.member.own import load_optimizer_state
+from argosy.training.member.own import load_optimizer_state, optimizer_state
 from argosy.training.member.weights import load_weights
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
@@ -142,7 +142,7 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
     states: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
     schedules = getattr(schedule, "by_name", {}).values()  # such as the stand-in for a LightningModule's trainer
-    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
+    kept = (*held_there.values(), *flatten(optimizer_state(live.optimizer))[0], *optimizers, *schedules)
     saved, called = {id(one) for one in kept}, called_state(live.member, live.model)
     for what, part in {"network": live.model, **called_objects(live.member)}.items():
         if what in called and not is_plain_module(part):
@@ -161,8 +161,7 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
         # A list saves only the groups and states of its parts.
         saves_items = not isinstance(live.optimizer, OptimizerList)
-        own = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
-        unsaved = [*own, *_unsaved_inside(optimizer, saved)]
+        unsaved = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
         states |= {
             MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in unsaved
         }
@@ -174,19 +173,11 @@ def training_code(live: LiveMember) -> list[Any]:
     return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
 
 
-def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the versions of state tensors of optimizers inside an optimizer, except those in `saved`, which has ids."""
-    for key, value in vars(optimizer).items():
-        if isinstance(value, torch.optim.Optimizer):
-            held = [leaf for state in value.state.values() for leaf in state.values()]
-            yield key, [leaf._version for leaf in held if isinstance(leaf, torch.Tensor) and id(leaf) not in saved]
-
-
 def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers, arrays and leaf tensors that an object holds, except those in `saved`, which has ids."""
     attributes = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     attributes.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
-    if isinstance(holder, torch.optim.Optimizer):  # optimizers inside it are handled by `_unsaved_inside`
+    if isinstance(holder, torch.optim.Optimizer):  # states of optimizers inside it are saved
         in_file = "param_groups", "state", "defaults"
         attributes = {
             k: v for k, v in attributes.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)
@@ -280,7 +271,7 @@ def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
     weights = trial.live.model.state_dict()
     late = weights.keys() - behind.live.model.state_dict().keys()
     load_weights(behind.live.model, weights, live.backend.device, late=late)
-    load_optimizer_state(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    load_optimizer_state(behind.live.optimizer, copy.deepcopy(optimizer_state(trial.live.optimizer)))
     behind.live.load_called_state(copy.deepcopy(called_state(trial.live.member, trial.live.model)))
     behind.live.randomness = trial.live.randomness.copy()
     return behind

@@ -102,7 +102,7 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
 
 def check_initialized(member: Member, optimizer: torch.optim.Optimizer) -> None:
     """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer."""
-    if not hasattr(optimizer, "defaults"):
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # wrappers often set the public attributes themselves
         raise StudyError(
             f"member {member.name!r}: {type(optimizer).__name__} never calls __init__ of torch's Optimizer, so it "
             "can be neither copied nor saved. Call super().__init__(parameters, defaults) in the first line of "

@@ -26,7 +26,13 @@ from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
 from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
 from argosy.training.member.cutting import Cutting
-from argosy.training.member.own import load_optimizer_state, load_schedule_state, schedule_state, strip_given
+from argosy.training.member.own import (
+    load_optimizer_state,
+    load_schedule_state,
+    optimizer_state,
+    schedule_state,
+    strip_given,
+)
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
@@ -324,7 +330,7 @@ class LiveMember:
             "model": weights,
             "late": self.weights.late(weights),
             "turned": self.weights.turned,
-            "optimizer": strip_given(self.optimizer.state_dict()),
+            "optimizer": strip_given(optimizer_state(self.optimizer)),
             "schedule": None if self.schedule is None else schedule_state(self.schedule),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),

@@ -20,12 +20,15 @@ __all__ = [
     "build_own_optimizers",
     "load_optimizer_state",
     "load_schedule_state",
+    "optimizer_state",
     "schedule_state",
     "strip_given",
 ]
 
 GIVEN = (FunctionType, Enum)
 """Types of settings in parameter groups that no file can hold and that the factory sets again, for example LARS's filters."""
+INSIDE = "inside"
+"""Key of the states of optimizers inside an optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class OwnOptimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
-        return {"state": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}}
+        return {"state": {name: optimizer_state(optimizer) for name, optimizer in self.by_name.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load all states."""
@@ -99,6 +102,17 @@ def load_schedule_state(schedule: Any, state: Any) -> None:
     schedule.load_state_dict({**state, **within} if within else state)
 
 
+def optimizer_state(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's state with those of optimizers inside it, such as the one that SAM lets step, which `state_dict` may leave out."""
+    inside = {name: optimizer_state(one) for name, one in _inside(optimizer).items()}
+    return {**optimizer.state_dict(), INSIDE: inside} if inside else optimizer.state_dict()
+
+
+def _inside(optimizer: Any) -> dict[str, Optimizer]:
+    held = getattr(optimizer, "__dict__", {}).items()
+    return {name: one for name, one in held if isinstance(one, Optimizer) and one is not optimizer}
+
+
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load the state of an optimizer with the dtypes that it was saved with.
 
@@ -106,7 +120,17 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     would then round differently.
     """
     settings = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    inside = _inside(optimizer)
+    # Torch replaces the groups and the state of the optimizer that it loads, which one inside it may share.
+    grouped = [one for one in inside.values() if [*map(id, one.param_groups)] == [*map(id, optimizer.param_groups)]]
+    stated = [one for one in inside.values() if one.state is optimizer.state]
+    optimizer.load_state_dict({key: value for key, value in state.items() if key != INSIDE})
+    for name, of_inside in state.get(INSIDE, {}).items():
+        load_optimizer_state(inside[name], of_inside)
+        if inside[name] in grouped:
+            optimizer.param_groups = inside[name].param_groups
+        if inside[name] in stated:
+            optimizer.state = inside[name].state
     if not isinstance(optimizer, OwnOptimizers):
         optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
     for group, own in zip(optimizer.param_groups, settings, strict=True):
