@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import sparse
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -810,6 +811,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "pairs of unlike arrays": ({}, ((X, IMAGES), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
     "lists of unlike rows": ({}, ([[1.0], [1.0, 2.0]], [0, 1]), "array 0 of train has rows of different shapes"),
     "a mask": ({}, (np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES), r"Data.arrays\[0\] is a masked array"),
+    "a sparse matrix": (
+        {},
+        (sparse.csr_matrix(X.numpy()), CLASSES),
+        r"Data.arrays\[0\] is a sparse csr_matrix of SciPy",
+    ),
     "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1, but samples must be numbers"),
     "objects": ({}, (X.numpy().astype(object), CLASSES), r"Data.arrays\[0\] has dtype object"),
     "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which torch does not support"),

@@ -217,6 +217,11 @@ def check_arrays(what: str, arrays: Any) -> None:
                 "another, for example (images, table, classes), or nest them in the samples of a Dataset: train=."
             )
         check_unmasked(f"{what}[{number}]", array)
+        if hasattr(type(array), "toarray"):
+            raise StudyError(
+                f"{what}[{number}] is a sparse {type(array).__name__} of SciPy; it must be a dense array. Pass array.toarray() or, if "
+                "that is too large, a Dataset as train= whose samples are dense rows, array[index].toarray()[0]."
+            )
         if getattr(getattr(array, "dtype", None), "kind", "f") in "OSU":
             raise StudyError(
                 f"{what}[{number}] has dtype {array.dtype}, but samples must be numbers. Encode strings and objects first, "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import studies
 import torch
+from scipy import sparse
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import IterableDataset, TensorDataset
@@ -102,6 +103,7 @@ CASES = {
     "a number among the arrays": lambda: argosy.Data(arrays=(ARRAYS[0], 3)),
     "pairs of arrays as arrays": lambda: argosy.Data(arrays=((ARRAYS[0], ARRAYS[0]), (ARRAYS[1], ARRAYS[1]))),
     "a masked array": lambda: argosy.Data(arrays=(np.ma.array(ARRAYS[0], mask=ARRAYS[0] > 1), ARRAYS[1])),
+    "a sparse matrix of SciPy": lambda: argosy.Data(arrays=(sparse.csr_matrix(ARRAYS[0]), ARRAYS[1])),
     "an array of strings": lambda: argosy.Data(arrays=(np.array(["cat", "dog"]),)),
     "arrays of different lengths": lambda: argosy.Data(arrays=(ARRAYS[0], ARRAYS[1][1:])),
     "a dataset class that needs arguments": lambda: argosy.Data(train=studies.Vectors),
