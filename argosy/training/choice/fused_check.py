@@ -8,8 +8,10 @@ a module reassigns, draws from Python's and NumPy's generators, state that a mod
 """
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,6 +35,8 @@ __all__ = ["CheckOutcome", "have_own_batches", "check_together"]
 
 NUMBERS, STEPS = 8000, 16
 """Weight updates to compare per member when bits are to be equal, and the most steps for that: a small network may agree by chance."""
+SAMPLES = 16
+"""Fewest samples to compare of each other batch length: losses and gradients of a few may agree by chance."""
 
 
 def have_own_batches(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
@@ -124,8 +128,9 @@ def _compare_steps(
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]
+        batches = -(-SAMPLES // length) if exact and not (train and length == usual) else 1
         # One block for each side: a copy may write into its input.
-        blocks = [fill_block(block, length + own, double=double) for _ in range(2)]
+        blocks = [fill_block(block, length * batches + own, double=double) for _ in range(2)]
         try:
             for copies in (alone, together):
                 restart_cutters(copies, blocks[0], length, apart=own)
@@ -194,7 +199,7 @@ def _run_alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
                 solo.finish()
     else:
         with solo.active(keep=True):
-            next(solo.evaluate(block))
+            deque(solo.evaluate(block), maxlen=0)
     return FusedTrial(copied, gradients)
 
 
@@ -225,7 +230,7 @@ def _run_together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list
                 fused.finish()
     else:
         with fused.active(keep=True):
-            next(fused.evaluate(block))
+            deque(fused.evaluate(block), maxlen=0)
     return [FusedTrial(live, own) for live, own in zip(fused.members, gradients, strict=True)]
 
 
@@ -266,6 +271,9 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         yield f"as one program, different buffers are filled: {', '.join(sorted(filled_now))}"
         return
     values: list[tuple[str, Tensor, Tensor]] = []
+    wide = partial(
+        torch.tensor, dtype=torch.float64
+    )  # as float32 most sums that differ in a sample's last bit are equal
     if not share:
         weights = dict(theirs.model.named_parameters())
         values += [(f"the weight {n!r}", w.detach(), weights[n]) for n, w in mine.model.named_parameters()]
@@ -273,7 +281,7 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         values += [("an averaged weight", value, other_value) for value, other_value in zip(*averages, strict=True)]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
-        values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
+        values += [(f"the {split} {n}", wide(v), wide(other[n])) for n, v in one.items()]
     what = difference([*_result_pairs(alone, fused), *itertools.starmap(ComparedPair.of, values)], share)
     if what is not None:
         yield f"as one program, {what} differs from that of the member alone"
