@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from argosy.planning import MOVING_BY_FILES, SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
+from argosy.results.fold import FINAL_STATUSES
 from argosy.running.control.legs import Gate, LiveLeg
 from argosy.running.control.members import State
 from argosy.running.control.run import DriverPart
@@ -110,15 +111,9 @@ class Decisions(DriverPart):
 
     def undecided(self) -> list[str]:
         """Return members whose last section an earlier driver may have saved without journaling what follows."""
-        statuses = {name: self.run.state.member(name).status for name in self.run.study.names}
-        begun = {name for name, status in statuses.items() if status in ("training", "paused")} - self.members.resting
-        # A clone of a member that has ended starts at its own end.
-        begun |= {
-            name for name, status in statuses.items() if status == "waiting" and self.run.state.member(name).sections
-        }
         # A finished member may wait because a search has to compare more trials than before.
-        revived = {name for name in self.members.in_states(State.WAITING) if statuses[name] == "done"}
-        return [name for name in statuses if name in begun or name in revived]
+        names, member = self.members.in_states(State.WAITING, State.ENDED), self.run.state.member
+        return [name for name in names if self.members.is_waiting(name) or member(name).status not in FINAL_STATUSES]
 
     def called(self) -> list[str]:
         """Return the resting members that a judge calls."""
