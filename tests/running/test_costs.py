@@ -1,6 +1,7 @@
 """Tests of the costs that plans use: measured, taken over between members that do the same work, or observed in earlier runs."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import studies
@@ -120,22 +121,39 @@ class Own(nn.MSELoss):
     """A user's loss, which may keep state, so two instances might not do the same work."""
 
 
+def class_of(width: int) -> type[nn.Module]:
+    """Return one of several classes of one name."""
+
+    class Net(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, width)
+
+    return Net
+
+
+small, large = class_of(10), class_of(10_000)
+
+
 @pytest.mark.parametrize(
-    ("losses", "measured"),
+    ("fields", "measured"),
     [
-        ((nn.MSELoss(), nn.MSELoss()), ["a"]),
-        ((nn.HuberLoss(delta=1.0), nn.HuberLoss(delta=2.0)), ["a", "b"]),
-        ((nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(10))), ["a", "b"]),
-        ((Own(), Own()), ["a", "b"]),
+        ([{"loss": nn.MSELoss()}, {"loss": nn.MSELoss()}], ["a"]),
+        ([{"loss": nn.HuberLoss(delta=1.0)}, {"loss": nn.HuberLoss(delta=2.0)}], ["a", "b"]),
+        ([{"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(weight=torch.ones(10))}], ["a", "b"]),
+        ([{"loss": Own()}, {"loss": Own()}], ["a", "b"]),
+        ([{"model": small}, {"model": small}], ["a"]),
+        ([{"model": small}, {"model": large}], ["a", "b"]),
+        ([{"model": model} for model in [lambda: small() for _ in "ab"]], ["a"]),
+        ([{"model": lambda: small()}, {"model": lambda: large()}], ["a", "b"]),
     ],
 )
 def test_one_is_measured_for_all_that_surely_do_the_same_work(
-    losses: tuple[nn.Module, nn.Module], measured: list[str]
+    fields: list[dict[str, Any]], measured: list[str]
 ) -> None:
     measuring = CostTable(device_kind="cpu")
     members = [
-        studies.member(name, lr=lr, loss=loss)
-        for (name, lr), loss in zip((("a", 0.1), ("b", 0.2)), losses, strict=True)
+        replace(studies.member(name, lr=lr), **field)
+        for (name, lr), field in zip((("a", 0.1), ("b", 0.2)), fields, strict=True)
     ]
     measuring.request_costs(members)
     assert measuring.representatives(beside=False) == measured

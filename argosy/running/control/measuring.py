@@ -311,15 +311,13 @@ def _factory_key(factory: Any) -> object:
             return id(factory)
         bound = [(name, None if name == "lr" else value) for name, value in bound]
         return (_factory_key(factory.func), factory.args, tuple(bound))
-    if isinstance(factory, type) or factory is None:
-        return factory if factory is None else (factory.__module__, factory.__qualname__)
     if isinstance(factory, _Loss) and type(factory).__module__ == _Loss.__module__ and not factory.state_dict():
         numbers = {name: value for name, value in vars(factory).items() if not name.startswith("_")}
-        return (_factory_key(type(factory)), repr(sorted(numbers.items())))
+        return (type(factory), repr(sorted(numbers.items())))
     code = getattr(factory, "__code__", None)
     if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
         return id(factory)
-    return (factory.__module__, factory.__qualname__, code.co_code, repr(code.co_consts))
+    return (id(factory.__globals__), code)  # the same names in another module may be other networks
 
 
 def _is_timed_alone(state: MemberState) -> bool:
