@@ -77,8 +77,6 @@ class _Member:
     state: State
     leaving: Leaving | None = None
     """Set while its old device saves it."""
-    apart: bool = False
-    """Whether it lost its trainer and continues without the other members; cleared when it is assigned."""
     has_started: bool = True
     """Whether a trainer had it when its leg began to regroup."""
 
@@ -234,7 +232,6 @@ class Members:
         for name in names:
             if self.state(name) is not State.ASSIGNED:  # each trainer of a split member is told
                 self._to(name, State.ASSIGNED)
-            self._members[name].apart = False
 
     def leave(self, name: str, leaving: Leaving, *, moves: bool) -> None:
         """Let a member leave its device, which was told to save and release it."""
@@ -268,7 +265,7 @@ class Members:
         self.positions.use_latest_checkpoint(name)
         self.positions.mark_settled([name])
         self._to(name, State.RESTING)
-        self._forget_loss(name)
+        self._meets.pop(name, None)
 
     def call(self, name: str) -> None:
         """Let a resting member wait for a device again, at its position in the epoch."""
@@ -284,7 +281,7 @@ class Members:
         self.positions.mark_settled([name])
         if self.state(name) is not State.ENDED:
             self._to(name, State.ENDED)
-        self._forget_loss(name)
+        self._meets.pop(name, None)
 
     # ---- members that were lost
 
@@ -298,28 +295,21 @@ class Members:
         """Let members that are behind recover, to rejoin a leg, or apart from it if `leg` is 0."""
         for name in names:
             if leg:
-                self._meets[name], self._members[name].apart = leg, False
-            elif name not in self._meets:
-                self._members[name].apart = True
+                self._meets[name] = leg
             if self.state(name) is State.WAITING:
                 self._to(name, State.RECOVERING)
 
     def end_recovery(self, names: Iterable[str]) -> None:
         """Note that recovering members are level with the others again."""
         for name in names:
-            self._forget_loss(name)
+            self._meets.pop(name, None)
             if self.state(name) is State.RECOVERING:
                 self._to(name, State.WAITING)
-
-    def _forget_loss(self, name: str) -> None:
-        self._meets.pop(name, None)
-        self._members[name].apart = False
 
     # ---- the table
 
     def _start_waiting(self, name: str) -> None:
-        behind = name in self._meets or self._members[name].apart
-        self._to(name, State.RECOVERING if behind else State.WAITING)
+        self._to(name, State.RECOVERING if name in self._meets else State.WAITING)
 
     def _to(self, name: str, state: State) -> None:
         member = self._members[name]
