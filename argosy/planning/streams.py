@@ -20,8 +20,6 @@ UNSLOWED = 0.95
 """A member that trains at this fraction of its own rate or faster is not held up by its stream."""
 IDLE = 0.01
 """Largest fraction of the whole time for which free devices may idle until a shared stream's epoch ends and they can join."""
-BUSY = 0.75
-"""If no limits are known, the smallest fraction of their capacity that the devices of a shared stream must use."""
 
 
 def members_with_own_stream(outlook: Outlook, situation: Situation) -> tuple[Profile, ...] | None:
@@ -90,10 +88,6 @@ class _Sharing:
         devices = max(len(self.situation.free) - apart, 1)
         return max(self._shared_work[apart] / devices, self._slowest_shared[apart])
 
-    def shares(self, apart: int) -> bool:
-        """Return whether any members are left for the shared stream."""
-        return apart < len(self.outlook.longest_first)
-
     @cached_property
     def needed(self) -> int | None:
         """Smallest number of members apart with which no long member is held up or holds up others.
@@ -128,7 +122,8 @@ class _Sharing:
         return max((apart for apart in range(most + 1) if self._demand(apart) <= left), default=0)
 
     def _demand(self, apart: int) -> float:
-        return self._demand_apart[apart] + (1.0 / self.pace_seconds(apart) if self.shares(apart) else 0.0)
+        shared = 1.0 / self.pace_seconds(apart) if apart < len(self.outlook.longest_first) else 0.0
+        return self._demand_apart[apart] + shared
 
     @property
     def fair_devices(self) -> float:
@@ -137,13 +132,6 @@ class _Sharing:
 
     def is_worth_it(self, apart: int) -> bool:
         """Return whether sharing keeps devices busy; devices that become free wait for the end of the stream's epoch."""
-        if not self.shares(apart):
-            return True
-        devices, free = len(self.situation.devices), len(self.situation.free)
-        pace = self.pace_seconds(apart)
-        if not self.situation.epochs_left:
-            work = apart + self._shared_work[apart] / pace
-            if work < BUSY * min(free, len(self.outlook.longest_first)):
-                return False
-        beside = 1 - (free - apart) / devices
-        return beside * pace * self.situation.samples_per_epoch / 2 <= IDLE * self.outlook.horizon_seconds
+        beside = 1 - (len(self.situation.free) - apart) / len(self.situation.devices)
+        idle_seconds = beside * self.pace_seconds(apart) * self.situation.samples_per_epoch / 2
+        return idle_seconds <= IDLE * self.outlook.horizon_seconds
