@@ -114,7 +114,7 @@ def _one_stream_each(longest_first: Sequence[Profile], situation: Situation) -> 
             continue
         name = _take_device(first, free, situation)
         pack = _members_within_pace(first, waiting, next(d for d in situation.free if d.name == name), pace, situation)
-        waiting = [profile for profile in waiting if profile not in pack[1:]] if len(pack) > 1 else waiting
+        waiting = [profile for profile in waiting if profile not in pack]
         flotillas.append(Flotilla(placements=tuple(Placement.whole(profile, name) for profile in pack)))
     return tuple(flotillas)
 

@@ -179,10 +179,7 @@ def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
 
 def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
     """Return the smallest group with room for the whole batch, inside one node if possible."""
-    most = profile.largest_group(len(bins))
-    if most < 2:
-        return None
-    roomiest = list(islice(bins.roomiest(profile), most))
+    roomiest = list(islice(bins.roomiest(profile), profile.largest_group(len(bins))))
     count = _count_needed(profile, roomiest)
     if count is None:
         return None

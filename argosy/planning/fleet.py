@@ -32,7 +32,7 @@ class Fleet:
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Run steps 1 and 2 of Algorithm 1 (Algorithms 2 to 4) when all devices are free; FLEET-L uses those that are free."""
         free = situation.free
-        if not situation.waiting or not free or (len(free) < len(situation.devices) and not self.local):
+        if not situation.waiting or (len(free) < len(situation.devices) and not self.local):
             return ()
         check_memory_fit(situation.waiting, free)
         _check_equal_devices(free)
@@ -68,7 +68,7 @@ def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -
     fastest = max(rates, key=lambda member: rates[member][0])
     counts, unused = {fastest: 1}, devices - 1
     similar = similar_rates(rates, rates[fastest][0], delta)
-    while unused and (choice := find_next(similar, counts, unused)):
+    while choice := find_next(similar, counts, unused):
         member, count = choice
         counts[member] = count
         unused -= count

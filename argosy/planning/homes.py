@@ -27,8 +27,6 @@ def minimize_moves(
             for home in homes.get(placement.member, ()):
                 if home in by_name:
                     pairs[planned, home] += state[placement.member]
-    if not pairs:
-        return flotilla
     renamed = _exchange_devices(pairs, by_name)
     return Flotilla(placements=tuple(placement.moved_to(renamed) for placement in flotilla.placements))
 

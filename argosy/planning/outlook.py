@@ -80,8 +80,6 @@ def feeds_all_devices(longest_first: Sequence[Profile], situation: Situation) ->
 def preparation_left(situation: Situation) -> float:
     """Return the samples per second that can be prepared besides those for running flotillas."""
     available = situation.preparation_samples_per_second or 0.0
-    if math.isinf(available):
-        return available
     return available - sum(flotilla.samples_per_second for flotilla in situation.running)
 
 

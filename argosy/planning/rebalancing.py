@@ -32,11 +32,10 @@ def keeps_unless_it_pays(
     available = {*(device.name for device in situation.free), *running.devices}
     free = tuple(device for device in situation.devices if device.name in available)
     candidate = launch(replace(situation, waiting=live, free=free))
+    # If best fit has found room for fewer members in one flotilla, there is no gain, and the present one is not broken up.
     gain = _head_start(candidate, running, situation)
     if sum(len(flotilla.members) for flotilla in candidate) == len(live):
         gain = max(gain, _seconds_saved(candidate, running, live, situation))
-    elif len(candidate) == 1:
-        return True  # do not break up a flotilla because best fit has found room for fewer members
     cost = moving_seconds(candidate, situation.homes, live, situation.moving) + situation.moving.rebalance_seconds
     return gain <= cost
 

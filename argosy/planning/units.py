@@ -72,7 +72,7 @@ def _joint_profile(unit: Sequence[Profile]) -> Profile:
     activation = max(one_by_one, sum(profile.program_bytes for profile in unit))
     return replace(
         unit[0],
-        samples_per_second=(1.0 / seconds,) if len(unit) > 1 else unit[0].samples_per_second,
+        samples_per_second=(1.0 / seconds,),
         memory_bytes=pack_memory_bytes(unit) + activation - one_by_one,
         activation_bytes=activation,
         state_bytes=sum(profile.state_bytes for profile in unit),

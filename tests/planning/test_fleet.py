@@ -62,11 +62,11 @@ def test_equation_3_is_the_least_distance_over_members_and_counts() -> None:
 
 
 def test_algorithm_3_fills_whole_nodes_then_pairs_then_the_rest() -> None:
-    positions = place_contiguously({"a": 3, "b": 4, "c": 1, "d": 2}, 4)
-    assert positions["b"] == range(4)  # a whole node
-    assert {positions["a"], positions["c"]} == {range(4, 7), range(7, 8)}  # 3 + 1 fill a node
-    assert positions["d"] == range(8, 10)
-    assert node_spread(positions, 4) == pytest.approx(1 / 3 + 1 / 4 + 1 + 1 / 2)
+    positions = place_contiguously({"a": 3, "b": 4, "c": 1, "d": 2, "e": 8}, 4)
+    assert (positions["b"], positions["e"]) == (range(4), range(4, 12))  # whole nodes
+    assert {positions["a"], positions["c"]} == {range(12, 15), range(15, 16)}  # 3 + 1 fill a node
+    assert positions["d"] == range(16, 18)
+    assert node_spread(positions, 4) == pytest.approx(1 / 3 + 1 / 4 + 1 + 1 / 2 + 2 / 8)
 
 
 def test_algorithm_3_finds_partners_whose_remainder_is_not_half_a_node() -> None:
