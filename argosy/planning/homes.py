@@ -60,14 +60,11 @@ def _match(
     taken: set[Slot] = set()
     order = {slot: place for place, slot in enumerate([*left, *right])}
     usable = [pair for pair in weights if pair[0] in left and pair[1] in right and left[pair[0]] == right[pair[1]]]
-    for a, b in sorted(usable, key=lambda pair: (-weights[pair], order[pair[0]], order[pair[1]])):
+    heaviest_first = sorted(usable, key=lambda pair: (-weights[pair], order[pair[0]], order[pair[1]]))
+    for a, b in (*heaviest_first, *((slot, slot) for slot in left if slot in right)):
         if a not in matched and b not in taken:
             matched[a] = b
             taken.add(b)
-    for a in left:
-        if a not in matched and a not in taken and a in right:
-            matched[a] = a
-            taken.add(a)
     for a in left:
         if a not in matched:
             matched[a] = next(b for b in right if b not in taken and right[b] == left[a])
