@@ -92,9 +92,6 @@ class Simulation:
     flotillas: int
     moves: int
     """Number of times that a member's state was moved to devices that did not hold it."""
-    moved_bytes: int
-    moving_seconds: float
-    """Time that flotillas spent waiting for states and re-balancing."""
     wait_seconds: Mapping[str, float]
     """Time without training, by device."""
     finished_seconds: Mapping[str, float]

@@ -112,8 +112,8 @@ class _Run:
         self.busy: dict[str, float] = defaultdict(float)
         self.finished: dict[str, float] = {}
         self.timeline: list[Segment] = []
-        self.flotillas = self.moves = self.moved_bytes = 0
-        self.moving_seconds = self.planner_seconds = 0.0
+        self.flotillas = self.moves = 0
+        self.planner_seconds = 0.0
 
     # ---- questions to the policy
 
@@ -174,14 +174,9 @@ class _Run:
             self.streams += 1
             delay += self.charges.opening_seconds
         if any(member in self.homes for member in flotilla.members):
-            moving = moving_seconds([flotilla], self.homes, profiles, self.charges.moving)
-            moving += self.charges.moving.rebalance_seconds
-            self.moving_seconds += moving
-            delay += moving
-        for placement in flotilla.placements:
-            targets = receiving_devices(placement, self.homes)
-            self.moves += bool(targets)
-            self.moved_bytes += len(targets) * self.profiles[placement.member].state_bytes
+            moving = self.charges.moving
+            delay += moving.rebalance_seconds + moving_seconds([flotilla], self.homes, profiles, moving)
+        self.moves += sum(bool(receiving_devices(placement, self.homes)) for placement in flotilla.placements)
         members = set(flotilla.members)
         self.waiting = [profile for profile in self.waiting if profile.member not in members]
         self._evict(flotilla)
@@ -301,8 +296,6 @@ class _Run:
             bound_seconds=lower_bound_seconds(self.workload, len(self.devices), self.charges.slowdown),
             flotillas=self.flotillas,
             moves=self.moves,
-            moved_bytes=self.moved_bytes,
-            moving_seconds=self.moving_seconds,
             wait_seconds={device.name: self.clock.now - self.busy[device.name] for device in self.devices},
             finished_seconds=self.finished,
             timeline=tuple(self.timeline),

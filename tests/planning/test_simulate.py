@@ -103,9 +103,7 @@ def test_moves_are_charged_when_a_flotilla_is_re_balanced() -> None:
     )
     # In the first epoch two members share a device (2000 s); then one of the two that are left may move to the free
     # device.
-    assert run.makespan_seconds in (pytest.approx(2000.0 + 6.0 + 1000.0), pytest.approx(3000.0))
-    assert run.moving_seconds == pytest.approx(6.0 * run.moves)
-    assert run.moved_bytes == 4 * GB * run.moves
+    assert run.makespan_seconds == pytest.approx(2000.0 + 6.0 * run.moves + 1000.0)
 
 
 def test_members_that_rotate_through_memory_come_back_from_the_host() -> None:

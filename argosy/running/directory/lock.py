@@ -167,9 +167,8 @@ def _signature(path: Path) -> tuple[str, str, str]:
 
 def _is_alive(pid: str, host: str, begun: str) -> bool:
     """Return whether the driver with this signature lives; one on another host cannot be examined and counts as living."""
-    if host != socket.gethostname():
-        return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
-    return pid != "?" and begun == _start_time(int(pid))
+    # A driver that has the lock and has not signed it yet will do so in a moment.
+    return pid != "?" and (host != socket.gethostname() or begun == _start_time(int(pid)))
 
 
 def _start_time(pid: int) -> str:
