@@ -16,11 +16,10 @@ from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
 from argosy.errors.checks import check_arrays, check_not_a_loader
 from argosy.stream.blocks import Block, Layout, Place
-from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
-from argosy.stream.opening import open_kept_rows, open_split, probe_split
+from argosy.stream.opening import Opening, open_kept_rows
 from argosy.stream.padding import make_stacked_batch
 from argosy.stream.sources import Source
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -132,7 +131,7 @@ def example_split(study: Study) -> str:
 def features_of(study: Study) -> Features | None:
     """Return the study's samples from `argosy.data.features`, with their frozen network; None if it uses none."""
     with preserve_random_states():
-        source = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
+        source = Opening(data=study.data, seed=study.seed).open(example_split(study))
     return source if isinstance(source, Features) else None
 
 
@@ -260,12 +259,11 @@ def _join_rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
 
 
 def _open_source(data: Data, seed: int, split: str) -> Source:
-    heartbeat = Heartbeat.private()
-    opened = open_split(data, split, seed=seed, heartbeat=heartbeat)
+    opening = Opening(data=data, seed=seed)
+    opened = opening.open(split)
     # Read samples that a run has kept, but keep no more: only runs have a budget for that.
     cache = RowCache(most_bytes=None if isinstance(opened, Spool) else 0) if data.keep else None
-    prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    source = probe_split(opened, split, data, prover, seed=seed, heartbeat=heartbeat)
+    source = opening.probed(opened, split, Prover(cache))
     open_kept_rows({split: source}, most_bytes=0)
     return source
 

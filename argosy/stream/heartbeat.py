@@ -83,6 +83,10 @@ class Heartbeat:
         heartbeat.rest()
         return heartbeat
 
+    def become(self, slot: "Heartbeat") -> None:
+        """Write to this slot from now on: in a fork, everything that holds this heartbeat then shows what the fork does."""
+        self._words, self._text, self.doing = slot._words, slot._text, slot.doing
+
     # ---- for the writer
 
     def beat(self, number: int = 0) -> None:

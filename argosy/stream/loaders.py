@@ -111,17 +111,18 @@ def start_loader(
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()
-    work = partial(_run_worker, own, theirs, ring, sources)
+    work = partial(_run_worker, heartbeat, own, theirs, ring, sources)
     pid = fork_process("loader", work, closing=[one.close for one in (ours, *inherited)])
     theirs.close()
     return Loader(pid, ours, number, own)
 
 
-def _run_worker(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+def _run_worker(
+    heartbeat: Heartbeat, own: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]
+) -> int:
     # There may be a worker for each core.
     torch.set_num_threads(1)
-    for source in sources.values():
-        source.heartbeat = heartbeat
+    heartbeat.become(own)
     while True:
         try:
             task: Task = connection.recv()

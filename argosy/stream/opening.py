@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,7 @@ from argosy.stream.shards import ShardedStream
 from argosy.stream.sources import ArraySource, DatasetSource, Source, format_activity, note_in_log
 from argosy.study import Data
 
-__all__ = [
-    "identities_of_arrays",
-    "make_lazy_source",
-    "make_opened",
-    "make_source",
-    "open_kept_rows",
-    "open_sources",
-    "open_split",
-    "open_splits",
-    "probe_split",
-    "probe_splits",
-]
+__all__ = ["Opening", "identities_of_arrays", "make_lazy_source", "make_opened", "open_kept_rows", "open_sources"]
 
 READ_AGAIN = "read in each epoch, shard by shard, because it is not kept"
 
@@ -50,10 +39,9 @@ def open_sources(
     shards: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Source]:
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
-    heartbeat = heartbeat or Heartbeat.private()
-    splits = open_splits(data, seed=seed, heartbeat=heartbeat, shards=shards or {})
-    prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
-    sources = probe_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
+    opening = Opening(data=data, seed=seed, heartbeat=heartbeat or Heartbeat.private(), shards=shards or {})
+    splits, prover = opening.splits(), Prover(cache)
+    sources = opening.sources(splits, prover)
     prover.note_use(splits.values())
     return sources
 
@@ -111,41 +99,124 @@ def _open_rows(facts: Facts, most_bytes: int) -> Rows | None:
     return Rows.in_memory(facts.kept_layout, count) if count else None
 
 
-def open_splits(
-    data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]], readers: int = 1
-) -> dict[str, Any]:
-    """Return each split's Dataset, or its source if it consists of arrays. Factories are called here.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """Opens the splits of a study's data in this process, and makes their sources."""
 
-    A Dataset given for both splits is opened once, as one object. `shards` has the lengths of shards that are known; `readers` processes
-    read a stream at a time.
-    """
-    opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
-    if data.has_val:
-        again = data.val is data.train and not isinstance(opened["train"], ArraySource)
-        opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, heartbeat=heartbeat)
-    for name, split in opened.items():
-        if isinstance(split, Spool):
-            split.lengths, split.readers = shards.get(name, split.lengths), readers
-    return opened
+    data: Data
+    seed: int
+    heartbeat: Heartbeat = field(default_factory=Heartbeat.private)
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By split: the lengths of its shards, if they are known."""
+    readers: int = 1
+    """Number of processes that read a stream at a time."""
+
+    def splits(self) -> dict[str, Any]:
+        """Return what `open` returns for each split. A Dataset given for both splits is opened once, as one object."""
+        data, opened = self.data, {"train": self.open("train")}
+        if data.has_val:
+            again = data.val is data.train and not isinstance(opened["train"], ArraySource)
+            opened["val"] = opened["train"] if again else self.open("val")
+        return opened
+
+    def open(self, split: str) -> Any:
+        """Return a split's Dataset, a `Spool` for a stream, or the source of arrays. Factories are called here."""
+        data = self.data
+        dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
+        if isinstance(dataset, type) or not (
+            dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+        ):
+            with self.heartbeat.busy(f"opening the data ({split})", opaque=True):
+                # A factory given for both splits always gets the seed of the training split.
+                dataset = _call_factory(dataset, "train" if dataset is data.train else split, self.seed)
+        # Exactly TensorDataset: a subclass may prepare samples.
+        if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
+            arrays = dataset.tensors
+        if data.ragged is not None:
+            dataset = pad_dataset(dataset, data.ragged)
+        if arrays is None and dataset is not None and not is_map_style(dataset):
+            return Spool(dataset, split, self.seed, self.heartbeat, self.shards.get(split, ()), self.readers)
+        return dataset if arrays is None else ArraySource(arrays, split, heartbeat=self.heartbeat)
+
+    def sources(self, splits: Mapping[str, Any], prover: Prover) -> dict[str, Source]:
+        """Return the sources of the opened splits."""
+        sources: dict[str, Source] = {}
+        for name, split in splits.items():
+            source = sources[name] = self.probed(split, name, prover)
+            if isinstance(source, DatasetSource):
+                source.facts = replace(source.facts, labels=digest_of_labels(unwrap_padding(split), source.length))
+            if name != "train":
+                drawn = isinstance(source, DatasetSource) and not source.facts.constant
+                why = why_doubtful(unwrap_padding(splits["train"]), unwrap_padding(split), drawn=drawn)
+                source.facts = replace(source.facts, doubt=why)
+        return sources
+
+    def probed(self, opened: Any, split: str, prover: Prover) -> Source:
+        """Return the source of an opened split, with facts from a few of its samples or from kept rows."""
+        if isinstance(opened, ArraySource):
+            return opened
+        if isinstance(opened, Spool):
+            return self.source(opened, split, self._facts_of_stream(opened, split, prover))
+        # Opaque: with its first samples a Dataset may do work that it does only once.
+        with self.heartbeat.busy(format_activity(split), opaque=True):
+            facts = prover.facts(self._preparer(opened, split))
+        return self.source(opened, split, facts)
+
+    def _facts_of_stream(self, spool: Spool, split: str, prover: Prover) -> Facts:
+        """Return the facts of a stream: one that was read into a file, or one that is not kept, whose shards were counted."""
+        if prover.cache is not None:
+            with self.heartbeat.busy(f"reading sample {{number}} of {split} into a file"):
+                facts = spool.facts(prover.cache)
+            return prover.facts_after_then(self._preparer(SpooledDataset(facts), split), facts)
+        with self.heartbeat.busy(f"counting sample {{number}} of {split}"):
+            lengths = spool.count_shards()
+        shards = ShardedStream(spool.stream, lengths, self.heartbeat)
+        with self.heartbeat.busy(format_activity(split), opaque=True):
+            preparing = self._preparer(shards, split)
+            facts = prover.facts_after_then(preparing, probe(preparing))
+        shards.close()
+        return replace(facts, shards=lengths, keeping=READ_AGAIN)
+
+    def source(self, opened: Any, split: str, facts: Facts) -> DatasetSource:
+        """Return the source of an opened split that is not arrays, and was probed here or in another process."""
+        preparing = self.preparer(opened, split, facts)
+        return DatasetSource(split, facts, lambda: preparing, self.heartbeat)
+
+    def preparer(self, opened: Any, split: str, facts: Facts) -> SamplePreparer:
+        """Return what prepares the samples of an opened split whose facts are known."""
+        if isinstance(opened, Spool):
+            shards = facts.shards
+            opened = ShardedStream(opened.stream, shards, self.heartbeat) if shards else SpooledDataset(facts)
+        return self._preparer(opened, split)
+
+    def _preparer(self, dataset: Any, split: str) -> SamplePreparer:
+        data = self.data
+        then = data.then if split == "train" else None
+        if then is not None and data.ragged is not None:
+            then = PaddedThen(then, data.ragged)
+        return SamplePreparer(
+            dataset=dataset,
+            split=split,
+            seed=self.seed,
+            heartbeat=self.heartbeat,
+            watched=data.keep,
+            skip_errors=data.on_error == "skip",
+            then=then,
+        )
 
 
-def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> Any:
-    """Open one split, as `open_splits` does."""
-    dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
-    if isinstance(dataset, type) or not (
-        dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    ):
-        with heartbeat.busy(f"opening the data ({split})", opaque=True):
-            # A factory given for both splits always gets the seed of the training split.
-            dataset = _call_factory(dataset, "train" if dataset is data.train else split, seed)
-    # Exactly TensorDataset: a subclass may prepare samples.
-    if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
-        arrays = dataset.tensors
-    if data.ragged is not None:
-        dataset = pad_dataset(dataset, data.ragged)
-    if arrays is None and dataset is not None and not is_map_style(dataset):
-        return Spool(dataset, split, seed, heartbeat)
-    return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
+def make_lazy_source(split: str, facts: Facts, opening: Callable[[], Opening], heartbeat: Heartbeat) -> DatasetSource:
+    """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
+
+    def open_own() -> SamplePreparer:
+        here = opening()
+        preparing = here.preparer(here.open(split), split, facts)
+        if not isinstance(preparing.dataset, SpooledDataset):
+            with heartbeat.busy(format_activity(split), opaque=True):
+                check_same_data(facts, preparing)
+        return preparing
+
+    return DatasetSource(split, facts, open_own, heartbeat)
 
 
 def identities_of_arrays(data: Data) -> dict[str, str]:
@@ -153,98 +224,9 @@ def identities_of_arrays(data: Data) -> dict[str, str]:
     identities: dict[str, str] = {}
     for split, dataset, arrays in (("train", data.train, data.arrays), ("val", data.val, data.val_arrays)):
         if arrays is not None or type(dataset) is TensorDataset:
-            source = open_split(data, split, seed=0, heartbeat=Heartbeat.private())
+            source = Opening(data=data, seed=0).open(split)
             identities |= {split: source.identity} if isinstance(source, ArraySource) else {}
     return identities
-
-
-def probe_splits(
-    splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
-) -> dict[str, Source]:
-    """Return the sources of the splits that `open_splits` returned."""
-    sources: dict[str, Source] = {}
-    for name, split in splits.items():
-        source = sources[name] = probe_split(split, name, data, prover, seed=seed, heartbeat=heartbeat)
-        if isinstance(source, DatasetSource):
-            source.facts = replace(source.facts, labels=digest_of_labels(unwrap_padding(split), source.length))
-        if name != "train":
-            train, facts = splits["train"], source.facts
-            drawn = isinstance(source, DatasetSource) and not facts.constant
-            why = why_doubtful(unwrap_padding(train), unwrap_padding(split), drawn=drawn)
-            source.facts = replace(facts, again=split is train, doubt=why)
-    return sources
-
-
-def probe_split(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of a split that `open_split` returned, with facts from a few of its samples or from kept rows."""
-    if isinstance(opened, ArraySource):
-        return opened
-    if isinstance(opened, Spool):
-        return _probe_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
-    preparing = _make_preparer(opened, split, data, seed=seed, heartbeat=heartbeat)
-    # Opaque: with its first samples a Dataset may do work that it does only once.
-    with heartbeat.busy(format_activity(split), opaque=True):
-        facts = prover.facts(preparing)
-    return make_source(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
-
-
-def _probe_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of a stream: one that was read into a file, or one that is not kept, whose shards were counted."""
-    if prover.cache is not None:
-        with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
-            facts = spool.facts(prover.cache)
-        preparing = _make_preparer(SpooledDataset(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
-        facts = prover.facts_after_then(preparing, facts)
-    else:
-        with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
-            lengths = spool.count_shards()
-        shards = ShardedStream(spool.stream, lengths, heartbeat.beat)
-        preparing = _make_preparer(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
-        with heartbeat.busy(format_activity(spool.split), opaque=True):
-            facts = probe(preparing, skip_errors=prover.skip_errors)
-            facts = replace(prover.facts_after_then(preparing, facts), shards=lengths, keeping=READ_AGAIN)
-        shards.close()
-    return make_source(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
-
-
-def _as_dataset(opened: Any, facts: Facts) -> Any:
-    """Return a Dataset for a split that `open_split` returned and whose facts are known."""
-    if not isinstance(opened, Spool):
-        return opened
-    return ShardedStream(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else SpooledDataset(facts)
-
-
-def make_source(
-    dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat
-) -> DatasetSource:
-    """Return the source of a Dataset that is open in this process, and was probed here or in another process."""
-    preparing = _make_preparer(_as_dataset(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
-    return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
-
-
-def make_lazy_source(
-    split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
-) -> DatasetSource:
-    """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
-
-    def open_own(heartbeat: Heartbeat) -> SamplePreparer:
-        opened = data()
-        dataset = _as_dataset(open_split(opened, split, seed=seed, heartbeat=heartbeat), facts)
-        preparing = _make_preparer(dataset, split, opened, seed=seed, heartbeat=heartbeat)
-        if isinstance(dataset, SpooledDataset):
-            return preparing
-        with heartbeat.busy(format_activity(split), opaque=True):
-            check_same_data(facts, preparing, skip_errors=skip_errors)
-        return preparing
-
-    return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)
-
-
-def _make_preparer(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> SamplePreparer:
-    then = data.then if split == "train" else None
-    if then is not None and data.ragged is not None:
-        then = PaddedThen(then, data.ragged)
-    return SamplePreparer(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
 
 
 def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:

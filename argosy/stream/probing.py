@@ -36,8 +36,6 @@ class Facts:
     """Whether lists of samples may be requested with ``__getitems__``."""
     seconds_per_sample: float = 0.0
     """Seconds that one core takes to prepare a sample; 0 if nothing is prepared."""
-    again: bool = False
-    """Whether this is validation on the training samples."""
     doubt: str = ""
     """Sentence that says why validation on this split may be of little value."""
     constant: bool = False
@@ -64,7 +62,7 @@ class Facts:
         return self.base or self.layout
 
 
-def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None = None) -> Facts:
+def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
     A few samples are prepared twice, in a different order. A difference is an error that names the Dataset: it draws from a generator of its own, or
@@ -72,8 +70,8 @@ def probe(preparing: SamplePreparer, *, skip_errors: bool, base: Layout | None =
     because their draws may not show.
     """
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
-    layout = _first_layout(preparing, base, length, skip_errors=skip_errors)
-    leaves = _leaves_of(preparing, base, layout, skip_errors=skip_errors)
+    layout = _first_layout(preparing, base, length)
+    leaves = _leaves_of(preparing, base, layout)
     probes = _probes(dataset, length)
     first, drew, own = {}, {}, {}
     for index in probes:
@@ -159,10 +157,10 @@ def dataset_length(preparing: SamplePreparer) -> int:
     return length
 
 
-def check_same_data(facts: Facts, preparing: SamplePreparer, *, skip_errors: bool) -> None:
+def check_same_data(facts: Facts, preparing: SamplePreparer) -> None:
     """Raise StudyError unless a Dataset that was opened again in another process equals the one that was probed."""
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
-    leaves = _leaves_of(preparing, facts.base, facts.layout, skip_errors=skip_errors)
+    leaves = _leaves_of(preparing, facts.base, facts.layout)
     probes = _probes(dataset, length)
     if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(
@@ -185,9 +183,7 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
     return digest.hexdigest()
 
 
-def _leaves_of(
-    preparing: SamplePreparer, base: Layout | None, layout: Layout, *, skip_errors: bool
-) -> Callable[..., Leaves]:
+def _leaves_of(preparing: SamplePreparer, base: Layout | None, layout: Layout) -> Callable[..., Leaves]:
     """Return a function (index, epoch=0) -> leaves of a sample. It returns no leaves for a sample that raises and may be skipped."""
 
     def leaves(index: int, epoch: int = 0) -> Leaves:
@@ -196,19 +192,19 @@ def _leaves_of(
             layout.check(read, tree)
             return [leaf.clone() for leaf in read]  # a Dataset may reuse the memory for its next sample
         except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
-            if not skip_errors:
+            if not preparing.skip_errors:
                 raise sample_error(error, preparing.split, index) from error
             return []
 
     return leaves
 
 
-def _first_layout(preparing: SamplePreparer, base: Layout | None, length: int, *, skip_errors: bool) -> Layout:
+def _first_layout(preparing: SamplePreparer, base: Layout | None, length: int) -> Layout:
     for index in range(length):
         try:
             return Layout.of(preparing.prepare(base, index))
         except USER_ERRORS as error:  # as above
-            if not skip_errors:
+            if not preparing.skip_errors:
                 raise sample_error(error, preparing.split, index) from error
             last = error
     raise StudyError(

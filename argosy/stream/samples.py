@@ -34,6 +34,8 @@ class SamplePreparer:
     """Beats at every sample."""
     watched: bool
     """Whether to record what samples read."""
+    skip_errors: bool
+    """Whether samples that raise are left out, instead of ending the study."""
     then: Callable[[Any], Any] | None = None
     """`Data.then`, for training samples."""
 

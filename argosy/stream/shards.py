@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.data._utils import worker
 
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import UnfitSample, host_bytes, sample_leaves
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.padding import PaddedStream, unwrap_padding
 from argosy.stream.samples import USER_ERRORS
@@ -114,11 +115,11 @@ class _OpenShard:
 class ShardedStream:
     """A stream whose shards have these lengths."""
 
-    def __init__(self, stream: Any, lengths: tuple[int, ...], beat: Callable[[int], None]) -> None:
+    def __init__(self, stream: Any, lengths: tuple[int, ...], heartbeat: Heartbeat) -> None:
         self.stream = stream
         self.lengths = lengths
-        self._beat = beat
-        """Called with the index of each sample that is read or skipped."""
+        self._heartbeat = heartbeat
+        """Beats at each sample that is read or skipped."""
         self._starts: list[int] = [0, *np.cumsum(lengths).tolist()]
         self._places: dict[int, _OpenShard] = {}
         """Open shards; the one read last comes last."""
@@ -171,7 +172,7 @@ class ShardedStream:
         return sample
 
     def _next(self, reading: _OpenShard, shard: int, row: int) -> Any:
-        self._beat(self._starts[shard] + row)
+        self._heartbeat.beat(self._starts[shard] + row)
         sample = next_sample(reading.stream, shard, reading.samples)
         reading.row = row + 1
         return sample
@@ -192,7 +193,7 @@ class ShardedStream:
         _, samples = open_shard(stream, mark.shard)
         ahead = []
         for row in range(mark.row, mark.row + mark.rows):
-            self._beat(self._starts[mark.shard] + row)
+            self._heartbeat.beat(self._starts[mark.shard] + row)
             ahead.append(next_sample(stream, mark.shard, samples))
         if functools.reduce(_checksum, ahead, 0) != mark.checksum:
             raise ValueError

@@ -3,7 +3,7 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Source(ABC):
     kept: Rows | None = None
     """Rows of kept samples."""
     heartbeat: Heartbeat
-    """Beats at every sample. A process that inherits a source sets its own."""
+    """Beats at every sample."""
 
     @property
     def identity(self) -> str:
@@ -134,9 +134,7 @@ class DatasetSource(Source):
 
     split: str
     facts: Facts
-    open_preparing: Callable[[Heartbeat], SamplePreparer]
-    _: KW_ONLY
-    skip_errors: bool
+    open_preparing: Callable[[], SamplePreparer]
     heartbeat: Heartbeat
     gathers: bool = field(init=False)
     """Whether `__getitems__` is used for lists of samples."""
@@ -150,7 +148,7 @@ class DatasetSource(Source):
     @cached_property
     def preparing(self) -> SamplePreparer:
         """How samples are prepared. The Dataset is opened on first use, in the process that prepares them or in an ancestor of it."""
-        return self.open_preparing(self.heartbeat)
+        return self.open_preparing()
 
     @property
     def parallel(self) -> bool:
@@ -231,7 +229,7 @@ class DatasetSource(Source):
         try:
             self._write(block, row, index, self._finished(block.place.epoch, index, leaves(index)))
         except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
-            if not self.skip_errors:
+            if not self.preparing.skip_errors:
                 raise sample_error(error, self.split, index) from error
             for target in block.leaves:
                 # `Data.on_device` receives this row too, and could raise on its earlier content.
@@ -242,7 +240,6 @@ class DatasetSource(Source):
 
     def _sample(self, epoch: int, ready: Any, index: int) -> list[torch.Tensor]:
         """Return the leaves of a sample, prepared here unless `ready` holds it. Keeps the sample if nothing was drawn."""
-        self.preparing.heartbeat = self.heartbeat  # of this process: the source may have been created before a fork
         leaves, tree = sample_leaves(self.preparing(index, epoch) if ready is None else ready)
         self.facts.kept_layout.check(leaves, tree)
         if self.kept is not None and (ready is not None or not self.preparing.has_drawn(index, epoch)):

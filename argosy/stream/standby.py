@@ -20,7 +20,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -32,7 +31,7 @@ from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
-from argosy.stream.opening import make_lazy_source, make_source, open_sources, open_split, open_splits, probe_splits
+from argosy.stream.opening import Opening, make_lazy_source, open_sources
 from argosy.stream.probing import Facts
 from argosy.stream.sources import ArraySource, DatasetSource, Source
 from argosy.study import Data
@@ -45,13 +44,8 @@ MAPS_WITH_STATE = "lmdb"
 """A package whose memory-mapped files must not be shared with a fork either."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Message:
-    """What a spare has to know about the data."""
-
-    facts: Mapping[str, Facts | None]
-    """Facts by split; None for arrays."""
-    skip_errors: bool
+_Message = Mapping[str, Facts | None]
+"""What a spare has to know about the data: facts by split; None for arrays."""
 
 
 def open_for(
@@ -74,16 +68,24 @@ def open_for(
         return open_sources(opened, seed=seed, heartbeat=heartbeat, cache=cache_for(opened, most_kept), shards=shards)
     before = list_unforkable()
     empty, message = _Standby.fork()
+
+    def opening() -> Opening:
+        return Opening(data=data(), seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
+
     if message is not None:
-        return _lazy_sources(data, message, seed=seed, heartbeat=heartbeat)
-    opened = data()
-    splits = open_splits(opened, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
+        own = cache(opening)  # still empty when loader workers are forked: each unpacks the data once for all splits
+        return {
+            # Arrays are opened immediately.
+            name: opening().open(name) if facts is None else make_lazy_source(name, facts, own, heartbeat)
+            for name, facts in message.items()
+        }
+    here = opening()
+    splits = here.splits()
 
     def learn() -> tuple[dict[str, Source], _Message]:
-        prover = Prover(cache_for(opened, most_kept), skip_errors=opened.on_error == "skip", keys={})
-        sources = probe_splits(splits, opened, prover, seed=seed, heartbeat=heartbeat)
+        sources = here.sources(splits, Prover(cache_for(here.data, most_kept)))
         facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in sources.items()}
-        return sources, _Message(facts=facts, skip_errors=prover.skip_errors)
+        return sources, facts
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.end()  # no loader workers
@@ -93,9 +95,7 @@ def open_for(
     loaded, message = _Standby.fork()
     if message is not None:
         return {
-            name: split
-            if (facts := message.facts[name]) is None
-            else make_source(split, name, facts, opened, seed=seed, heartbeat=heartbeat)
+            name: split if (facts := message[name]) is None else here.source(split, name, facts)
             for name, split in splits.items()
         }
     sources, message = learn()
@@ -104,17 +104,6 @@ def open_for(
         loaded.take_over(message, hang_up)
     loaded.end()
     return sources
-
-
-def _lazy_sources(data: Callable[[], Data], message: _Message, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
-    """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened immediately."""
-    own = cache(data)  # still empty when loader workers are forked: each unpacks the data once for all splits
-    return {
-        name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
-        if facts is None
-        else make_lazy_source(name, facts, own, seed=seed, skip_errors=message.skip_errors, heartbeat=heartbeat)
-        for name, facts in message.facts.items()
-    }
 
 
 def cache_for(data: Data, most_bytes: int | None) -> RowCache | None:

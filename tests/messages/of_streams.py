@@ -15,7 +15,7 @@ from argosy.stream.framing import LENGTH, MAX_VALUE_BYTES, Authenticated
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.listener import dial
 from argosy.stream.loaders import Task, run_task
-from argosy.stream.opening import make_lazy_source, open_sources
+from argosy.stream.opening import Opening, make_lazy_source, open_sources
 from argosy.stream.preparation import MAX_DEATHS, Preparation
 from argosy.stream.sources import ArraySource, Source
 from argosy.stream.wire import Peer
@@ -73,8 +73,8 @@ def unreadable() -> Any:
 def another_one() -> None:
     """Open a dataset of twenty samples that has nineteen when it is opened again."""
     facts = opened(lambda index: torch.zeros(3)).facts
-    rest = {"seed": 0, "skip_errors": False, "heartbeat": Heartbeat.private()}
-    _ = make_lazy_source("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).preparing
+    fewer = Opening(data=Data(train=Rows(lambda index: torch.zeros(3), 19)), seed=0)
+    _ = make_lazy_source("train", facts, lambda: fewer, fewer.heartbeat).preparing
 
 
 def lists() -> None:

@@ -2,10 +2,13 @@
 
 import os
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import studies
+import torch
+from torch.utils.data import IterableDataset
 
 from argosy import Data
 from argosy.stream.blocks import Place
@@ -40,3 +43,28 @@ def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
     loader.connection.close()
     _, status = os.waitpid(loader.pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Counted(IterableDataset):
+    """A stream of fifty samples that can only be read forward."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(torch.tensor, range(50))
+
+
+def test_a_loader_that_skips_samples_shows_so_in_its_own_slot() -> None:
+    """A loader that has to skip many samples of a shard would otherwise count as hung."""
+    heartbeat, descriptor = Heartbeat.create()
+    os.close(descriptor)
+    sources = open_sources(Data(train=Counted(), keep=False), seed=0, heartbeat=heartbeat)
+    ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
+    loader = start_loader(1, heartbeat, ring, sources, [])
+    before = heartbeat.read()
+    loader.give(Task(0, PLACE, 0, np.arange(46, 50), shard=0))
+    answer = loader.take()
+    loader.end()
+    assert answer is not None
+    assert answer[1].error is None
+    feeder, own = (after.beat - sign.beat for after, sign in zip(heartbeat.read(), before, strict=True))
+    assert feeder == 0
+    assert own > 50

@@ -154,6 +154,6 @@ def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() ->
     if pid == 0:
         spare, word = standby._Standby.fork()
         if word is None:
-            spare.take_over(standby._Message(facts={}, skip_errors=False), lambda: None)
+            spare.take_over({}, lambda: None)
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

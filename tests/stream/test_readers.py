@@ -14,11 +14,10 @@ import torch
 from argosy import Data
 from argosy.data import from_shards
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import ROWS
-from argosy.stream.opening import open_splits, probe_splits
+from argosy.stream.opening import Opening
 from argosy.stream.probing import Facts
 
 LENGTHS = (5, 0, 17, 3, 8, 1, 30)
@@ -37,11 +36,10 @@ def read(
     keep: bool = True,
     cache: RowCache | None = None,
 ) -> Facts:
-    data, heartbeat = Data(train=from_shards(range(7), read=reader), keep=keep), Heartbeat.private()
-    splits = open_splits(data, seed=0, heartbeat=heartbeat, shards={}, readers=readers)
-    prover = Prover((cache or RowCache()) if keep else None, skip_errors=False, keys={})
-    facts: Facts = probe_splits(splits, data, prover, seed=0, heartbeat=heartbeat)["train"].facts
-    assert not any(sign.busy for sign in heartbeat.read())
+    opening = Opening(data=Data(train=from_shards(range(7), read=reader), keep=keep), seed=0, readers=readers)
+    prover = Prover((cache or RowCache()) if keep else None)
+    facts: Facts = opening.sources(opening.splits(), prover)["train"].facts
+    assert not any(sign.busy for sign in opening.heartbeat.read())
     return facts
 
 

@@ -5,7 +5,7 @@ Whatever the key says, a few kept samples are prepared again at each opening and
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ class Prover:
 
     cache: RowCache | None
     """Cache of kept rows; None to keep none."""
-    skip_errors: bool
-    keys: dict[int, Key | UnreadableContent]
+    keys: dict[int, Key | UnreadableContent] = field(default_factory=dict)
     """Keys by the identity of the Dataset, which two splits may share."""
 
     def facts(self, preparing: SamplePreparer) -> Facts:
@@ -56,32 +55,32 @@ class Prover:
         """Return the facts of a split after `Data.then`, if there is one, from the facts of the Dataset's own samples."""
         if preparing.then is None:
             return facts
-        finished = probe(preparing, skip_errors=self.skip_errors, base=facts.layout)
+        finished = probe(preparing, facts.layout)
         return replace(
             finished, gathers=facts.gathers, location=facts.location, base=facts.layout, keeping=facts.keeping
         )
 
     def _dataset_facts(self, preparing: SamplePreparer) -> Facts:
         if self.cache is None:
-            return self._probe(preparing)
+            return probe(preparing)
         key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
         self.keys[id(preparing.dataset)] = key
         if isinstance(key, UnreadableContent):
-            facts = self._probe(preparing)
+            facts = probe(preparing)
             if not facts.constant:
                 return _as_drawn(facts)
             return _in_memory(facts, str(id(preparing.dataset)), f"it contains {key}")
         try:
             return self._kept_facts(preparing, self.cache, key)
         except (OSError, RunError) as error:
-            return _in_memory(self._probe(preparing), key.name, str(error))
+            return _in_memory(probe(preparing), key.name, str(error))
 
     def _kept_facts(self, preparing: SamplePreparer, cache: RowCache, key: Key) -> Facts:
         entry = cache.look_up(key, dataset_length(preparing))
         why = self._verify_kept(preparing, cache, key, entry) if isinstance(entry, Entry) else entry
         if isinstance(why, Facts):
             return why
-        facts = self._probe(preparing)
+        facts = probe(preparing)
         if not facts.constant:
             return _as_drawn(facts)
         begun = _empty_rows(entry, facts) or self._create_rows(cache, key, facts)
@@ -139,9 +138,6 @@ class Prover:
             location=Location(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
             keeping=f"{len(kept):,} of {header.length:,} kept by earlier runs",
         )
-
-    def _probe(self, preparing: SamplePreparer) -> Facts:
-        return probe(preparing, skip_errors=self.skip_errors)
 
 
 def _empty_rows(entry: Entry | str, facts: Facts) -> tuple[Path, int] | None:

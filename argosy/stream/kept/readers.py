@@ -24,7 +24,7 @@ __all__ = ["Found", "GrowthCallback", "Read", "read_in_parallel"]
 GrowthCallback = Callable[[int, int, int], None]
 """Called with a shard, the number of its samples that were read, and their size in bytes."""
 Found = TypeVar("Found")
-Read = Callable[[int, Heartbeat, GrowthCallback], Found]
+Read = Callable[[int, GrowthCallback], Found]
 """Reads a shard to its end and returns a result."""
 
 PROGRESS_BYTES = 2**20
@@ -46,7 +46,7 @@ def read_in_parallel(
 ) -> list[Found]:
     """Return what `read` returns for each shard, read by up to `readers` processes. Raises what any of them raises."""
     if min(readers, shards) < 2:
-        return [read(shard, heartbeat, grown) for shard in range(shards)]
+        return [read(shard, grown) for shard in range(shards)]
     results: dict[int, Found] = {}
     with _started_readers(read, shards, min(readers, shards), heartbeat, doing) as processes:
         while len(results) < shards:
@@ -85,7 +85,7 @@ def _started_readers(
         for number in range(count):
             own, its = heartbeat.slot(number + 1), range(number, shards, count)
             ours, theirs = Pipe(duplex=False)
-            pid = fork_process("reader", partial(_run_reader, own, theirs, read, its, doing))
+            pid = fork_process("reader", partial(_run_reader, heartbeat, own, theirs, read, its, doing))
             theirs.close()
             processes[ours] = _Reader(pid, set(its), own)
         yield processes
@@ -101,7 +101,10 @@ def _end(reader: _Reader) -> None:
     reader.heartbeat.rest()
 
 
-def _run_reader(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str) -> int:
+def _run_reader(
+    heartbeat: Heartbeat, own: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str
+) -> int:
+    heartbeat.become(own)
     reported = 0
 
     def grown(shard: int, samples: int, size: int) -> None:
@@ -114,7 +117,7 @@ def _run_reader(heartbeat: Heartbeat, connection: Connection, read: Read[Found],
         reported = 0
         try:
             with heartbeat.busy(doing):
-                result = read(shard, heartbeat, grown)
+                result = read(shard, grown)
         except (StudyError, OSError) as error:
             connection.send((shard, error))
             return 1

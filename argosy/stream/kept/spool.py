@@ -65,9 +65,9 @@ class Spool:
     split: str
     seed: int
     heartbeat: Heartbeat
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...]
     """Lengths of the shards, once they are known; needed only if the stream is not kept."""
-    readers: int = 1
+    readers: int
     """Number of processes that may read shards at a time."""
 
     def facts(self, cache: RowCache) -> Facts:
@@ -100,7 +100,7 @@ class Spool:
     def _seed(self, epoch: int = 0) -> None:
         seed_everything(sample_seed(self.seed, self.split, epoch, OPENING_INDEX))
 
-    def _samples_of(self, shard: int, heartbeat: Heartbeat, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
+    def _samples_of(self, shard: int, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
         """Yield leaves and structure of each sample of a shard."""
         self._seed(epoch)
         row = 0
@@ -108,7 +108,7 @@ class Spool:
             with RECORDER.watching():
                 _, samples = open_shard(self.stream, shard)
             for row in itertools.count():
-                heartbeat.beat(row)
+                self.heartbeat.beat(row)
                 with RECORDER.watching():
                     sample = next_sample(self.stream, shard, samples)
                 yield sample_leaves(sample)
@@ -128,8 +128,8 @@ class Spool:
             raise self._empty()
         return self.lengths
 
-    def _count(self, shard: int, heartbeat: Heartbeat, grown: GrowthCallback) -> int:
-        return sum(1 for _ in self._samples_of(shard, heartbeat))
+    def _count(self, shard: int, grown: GrowthCallback) -> int:
+        return sum(1 for _ in self._samples_of(shard))
 
     def _by_readers(self, read: Read[Found], grown: GrowthCallback) -> list[Found]:
         doing = f"reading sample {{number}} of {self.split}"
@@ -140,7 +140,7 @@ class Spool:
         header = entry.header
         layout: Layout | None = None
         rows: Rows | None = None
-        of_shards = (self._samples_of(shard, self.heartbeat) for shard in range(shard_count(self.stream) or 1))
+        of_shards = map(self._samples_of, range(shard_count(self.stream) or 1))
         first = itertools.islice(itertools.chain.from_iterable(of_shards), SAMPLES_VERIFIED)
         for number, (leaves, tree) in enumerate(first):
             layout = layout or Layout.of(unflatten(leaves, tree))
@@ -173,15 +173,13 @@ class Spool:
             placed = cache.place(folder, key, make_header(key, facts, count))
             return _kept_facts(layout, count, fingerprint, placed, key, facts.keeping)
 
-    def _read_shard(
-        self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: GrowthCallback
-    ) -> "_Part":
+    def _read_shard(self, folder: Path, witnesses: Witnesses, shard: int, grown: GrowthCallback) -> _Part:
         """Write the samples of one shard to files, one for each leaf."""
         own = own_generator_states(unwrap_padding(self.stream))
         with contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             part = _Part(shard=shard)
-            for row, (leaves, tree) in enumerate(self._samples_of(shard, heartbeat)):
+            for row, (leaves, tree) in enumerate(self._samples_of(shard)):
                 if part.layout is None:
                     part.layout, part.first = Layout.of(unflatten(leaves, tree)), leaves
                     part.files = [folder / f"shard{shard}-leaf{number}" for number in range(len(leaves))]
@@ -191,9 +189,8 @@ class Spool:
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(host_bytes(leaf))
                 part.samples, part.last = row + 1, leaves
-        if (self._has_drawn() or own_generator_states(unwrap_padding(self.stream)) != own) and not self._equal(
-            part, heartbeat
-        ):
+        drew = self._has_drawn() or own_generator_states(unwrap_padding(self.stream)) != own
+        if drew and not self._equal(part):
             raise StudyError(
                 f"Data.{self.split}: {self._kind} draws random numbers, but is read only once, so they would be "
                 "the same in each epoch. Draw in Data(then=...), and leave shuffling to the study."
@@ -234,11 +231,11 @@ class Spool:
         self._seed()
         return states != generator_states()
 
-    def _equal(self, part: _Part, heartbeat: Heartbeat) -> bool:
+    def _equal(self, part: _Part) -> bool:
         """Return whether a shard yields the same samples with other random numbers, as when they only choose a name."""
         with contextlib.ExitStack() as files:
             columns = [files.enter_context(path.open("rb")) for path in part.files]
-            for leaves, _ in self._samples_of(part.shard, heartbeat, epoch=1):
+            for leaves, _ in self._samples_of(part.shard, epoch=1):
                 kept = [column.read(leaf.nbytes) for column, leaf in zip(columns, leaves, strict=True)]
                 if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
