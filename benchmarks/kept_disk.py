@@ -37,10 +37,8 @@ def preparation_of(sources: dict[str, Source], block_size: int) -> tuple[Prepara
         sources,
         StreamGauge(),
         Heartbeat.private(),
+        selector,
         wanted_loaders=LOADERS,
-        inherited=list,
-        watch=lambda loader: selector.register(loader.connection, selectors.EVENT_READ, loader),
-        forget=lambda loader: selector.unregister(loader.connection),
     )
     return preparation, selector
 
@@ -69,7 +67,7 @@ def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]
                 preparation.start(place, order[place.start : place.start + place.rows], ())
         at_once = preparation.dispatch()
         for key, _ in selector.select(timeout=0) if at_once else selector.select():
-            preparation.receive(key.data)
+            key.data()
         while preparation.filling and not preparation.filling[0].missing:
             preparation.free.append(preparation.filling.popleft().slot)
     seconds = time.perf_counter() - began

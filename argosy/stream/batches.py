@@ -69,13 +69,26 @@ class Cutter(ABC):
     """Cuts one member's batches in one epoch. The first `position` elements of its sequence are done."""
 
     def __init__(
-        self, *, selection: Selection, order: Indices, batch_size: int, drop_last: bool, position: int = 0
+        self,
+        *,
+        selection: Selection,
+        order: Indices,
+        batch_size: int,
+        drop_last: bool,
+        position: int = 0,
+        carried: PartialBatch | None = None,
     ) -> None:
+        """Cut batches of the elements after the first `position`, of which those `carried` are already gathered."""
         self.positions: Indices | None = selection.positions(order)
         self.batch_size = batch_size
         self.length: int = used_elements(selection.length, batch_size, drop_last=drop_last)
         self.position = position
         """Number of elements in the committed batches."""
+        self._open: BatchBuffer | None = None
+        """The beginning of the next batch, or of the one after the batch in progress."""
+        if carried is not None:
+            self._open = BatchBuffer(position, self._end(position) - position, carried.leaves)
+            self._open.add(carried)
 
     @property
     def done(self) -> bool:
@@ -83,14 +96,14 @@ class Cutter(ABC):
         return self.position >= self.length
 
     @property
-    @abstractmethod
     def gathered(self) -> int:
         """Number of elements gathered for the batch at `position`; 0 while an earlier batch is in progress."""
+        return self._open.elements if self._open is not None and self._open.first == self.position else 0
 
     @property
-    @abstractmethod
     def carried(self) -> PartialBatch | None:
         """The elements gathered for the next batch, with which another cutter can continue after them."""
+        return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
     @property
     def again(self) -> int:
@@ -119,9 +132,15 @@ class Cutter(ABC):
     def commit(self, batch: Batch) -> None:
         """Note that the batch was stepped on."""
 
-    @abstractmethod
     def elements(self, batch: Batch) -> Indices:
         """Return the numbers of a batch's elements in the member's sequence."""
+        if batch.elements is not None:
+            return batch.elements
+        return np.arange((batch.stop - 1) // self.batch_size * self.batch_size, batch.stop)
+
+    def _end(self, first: int) -> int:
+        """Return the end of the batch of `batch_size` elements that begins at element `first`."""
+        return min(first + self.batch_size, self.length)
 
     def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
         """Return the samples of a batch between two fractions of its elements; `order` is that of the epoch."""
@@ -149,38 +168,7 @@ class Cutter(ABC):
 
 
 class InOrderCutter(Cutter):
-    """Batches of a fixed size, in the order of the sequence.
-
-    `carried` holds elements after the first `position` that are already gathered.
-    """
-
-    def __init__(
-        self,
-        *,
-        selection: Selection,
-        order: Indices,
-        batch_size: int,
-        drop_last: bool,
-        position: int = 0,
-        carried: PartialBatch | None = None,
-    ) -> None:
-        super().__init__(
-            selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
-        )
-        self._open: BatchBuffer | None = None
-        if carried is not None:
-            self._open = BatchBuffer(position, self._end(position) - position, carried.leaves)
-            self._open.add(carried)
-
-    @property
-    def gathered(self) -> int:
-        """Implement `Cutter.gathered`."""
-        return self._open.elements if self._open is not None and self._open.first == self.position else 0
-
-    @property
-    def carried(self) -> PartialBatch | None:
-        """Implement `Cutter.carried`."""
-        return self._open.carried() if self._open is not None and self._open.first == self.position else None
+    """Batches of a fixed size, in the order of the sequence."""
 
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
         """Implement `Cutter.take`."""
@@ -214,19 +202,11 @@ class InOrderCutter(Cutter):
             completed.append(element)
         return completed
 
-    def elements(self, batch: Batch) -> Indices:
-        """Implement `Cutter.elements`."""
-        return np.arange((batch.stop - 1) // self.batch_size * self.batch_size, batch.stop)
-
     def commit(self, batch: Batch) -> None:
         """Implement `Cutter.commit`."""
         self.position: int = batch.stop
         if self._open is not None and self._open.first < batch.stop:
             self._open = None
-
-    def _end(self, first: int) -> int:
-        """Return the end of the batch that begins at element `first`."""
-        return min(first + self.batch_size, self.length)
 
     def _gathering(self, first: int, end: int, block: Block) -> "BatchBuffer":
         if self._open is None or self._open.first != first:

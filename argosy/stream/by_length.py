@@ -30,7 +30,7 @@ class ByLengthCutter(Cutter):
     """Batches of samples of similar length.
 
     `position` counts the elements of finished windows and of the finished batches in the current window. To continue in the middle of a
-    window, the cutter has to see the whole window again.
+    window, the cutter has to see the whole window again, which is too much to carry.
     """
 
     def __init__(
@@ -62,16 +62,6 @@ class ByLengthCutter(Cutter):
         """Number of elements of the sequence that have passed."""
 
     @property
-    def gathered(self) -> int:
-        """Implement `Cutter.gathered`: a window is too much to carry."""
-        return 0
-
-    @property
-    def carried(self) -> PartialBatch | None:
-        """Implement `Cutter.carried`."""
-        return None
-
-    @property
     def again(self) -> int:
         """Implement `Cutter.again`."""
         return 0 if self.done else self.position % self._size
@@ -91,11 +81,6 @@ class ByLengthCutter(Cutter):
         """Implement `Cutter.completions`."""
         ends = [min(window.first + window.size, self.length) for window, _ in self._completed(block, after)]
         return ends if self.positions is None else [int(self.positions[end - 1]) + 1 for end in ends]
-
-    def elements(self, batch: Batch) -> Indices:
-        """Implement `Cutter.elements`."""
-        assert batch.elements is not None
-        return batch.elements
 
     def commit(self, batch: Batch) -> None:
         """Implement `Cutter.commit`."""
@@ -130,12 +115,9 @@ class ByLengthCutter(Cutter):
             window, end = self._windows[-1], min(first + self._size, stop)
             if window.stop < end:
                 window.add(elements.piece(window.stop, end), elements.indices(window.stop, end))
+                if window.complete:
+                    window.cut(batch_form(block.tree), self.batch_size, self._tokens, self._drawn)
             self._seen = end
-            # Another cutter that shares the window may have cut it.
-            if window.complete and not window.stops:
-                count = window.cut(batch_form(block.tree), self.batch_size, self._tokens)
-                if self._drawn is not None:
-                    window.arrange(window_order(*self._drawn, first // self._size, count))
 
     def _window(self, first: int, block: Block) -> "Window":
         """Return the window that begins there, which another cutter may have created."""
@@ -177,8 +159,8 @@ class Window:
         self.indices[start : start + piece.elements] = indices
         self.gathered.add(piece)
 
-    def cut(self, form: BatchForm | None, batch_size: int, tokens: int | None) -> int:
-        """Cut the window into batches, the longest samples last, and return their number. Waits for the device."""
+    def cut(self, form: BatchForm | None, batch_size: int, tokens: int | None, drawn: tuple[int, int] | None) -> None:
+        """Cut the window into batches, and shuffle these unless `drawn` is None. Waits for the device."""
         gathered = self.gathered
         lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(gathered.sound) - 1
         if form is not None:
@@ -192,12 +174,9 @@ class Window:
             if count == batch_size or (tokens is not None and count and (count + 1) * length > tokens):
                 bounds.append(element)
         self.batches = [np.sort(part) for part in np.split(order, bounds[1:])]
-        self.arrange(np.arange(len(self.batches)))
-        return len(self.batches)
-
-    def arrange(self, order: Indices) -> None:
-        """Set the order of the batches."""
-        self.batches = [self.batches[number] for number in order.tolist()]
+        if drawn is not None:
+            places = window_order(*drawn, self.first // window_elements(batch_size), len(self.batches))
+            self.batches = [self.batches[number] for number in places.tolist()]
         self.stops = (self.first + np.cumsum([len(batch) for batch in self.batches])).tolist()
 
     def batch(self, number: int, tree: Structure) -> Batch:

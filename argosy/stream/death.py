@@ -5,6 +5,8 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 __all__ = ["die_with_parent", "fork_process", "name_process"]
 
@@ -27,18 +29,21 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, f"argosy-{name}".encode(), 0, 0, 0)
 
 
-def fork_process(name: str, work: Callable[[], int], *, closing: Iterable[Callable[[], None]] = ()) -> int:
-    """Fork a process that runs `work` and exits with the code that it returns. Returns the process id.
+def fork_process(
+    name: str, work: Callable[[Connection], int], *, closing: Iterable[Any] = ()
+) -> tuple[int, Connection]:
+    """Fork a process that runs `work` with its end of a connection, and exits with the code that `work` returns.
 
-    The child inherits everything; it first calls the functions `closing`, which close what it must not hold.
+    Returns the process id and the other end. The child inherits everything; it first closes the connections `closing`, which it must not hold.
     """
-    parent = os.getpid()
+    parent, (ours, theirs) = os.getpid(), Pipe()
     gc.freeze()  # otherwise garbage collection in the child would copy the pages of a dataset in memory
     pid = os.fork()
     if pid == 0:
-        for close in closing:
-            close()
+        for connection in (ours, *closing):
+            connection.close()
         die_with_parent(parent)
         name_process(name)
-        os._exit(work())
-    return pid
+        os._exit(work(theirs))
+    theirs.close()
+    return pid, ours

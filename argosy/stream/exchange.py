@@ -14,9 +14,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -69,9 +69,13 @@ class MeasuredExchanges(NamedTuple):
 class ExchangeProcess:
     """The feeder's handle on its exchange."""
 
-    def __init__(self, pid: int, connection: Connection) -> None:
+    def __init__(self, pid: int, connection: Connection, team: str) -> None:
         self.pid = pid
         self.connection = connection
+        self.team = team
+        """Key of its team."""
+        self.sending: set[int] = set()
+        """Slots with this node's own blocks that it is sending."""
 
     def transfer(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
         """Send a slot that is ready, or receive into one that is free."""
@@ -96,55 +100,45 @@ class ExchangeProcess:
 
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
     """Fork an exchange, which closes the inherited connections. If the team has no pipeline, it measures the candidates."""
-    ours, theirs = Pipe()
-    work = partial(_run_exchange, theirs, ring, team)
-    pid = fork_process("exchange", work, closing=[one.close for one in (ours, *inherited)])
-    theirs.close()
-    return ExchangeProcess(pid, ours)
+    pid, connection = fork_process("exchange", partial(_run_exchange, ring, team), closing=inherited)
+    return ExchangeProcess(pid, connection, team.key)
 
 
-def _run_exchange(connection: Connection, ring: Ring, team: Team) -> int:
+def _run_exchange(ring: Ring, team: Team, connection: Connection) -> int:
     torch.set_num_threads(1)
-    os.environ.setdefault(
-        "GLOO_SOCKET_IFNAME", "lo"
-    )  # for nodes of one machine; workers of a run on several have set it
-    feeder = _FeederConnection(connection)
+    # For nodes of one machine; workers of a run on several have set it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    sending = threading.Lock()
+
+    def tell(message: Any) -> None:
+        """Send the feeder a message from any thread, unless the feeder is gone."""
+        with sending, contextlib.suppress(OSError):
+            connection.send(message)
+
     try:
         _store = _join_team(team)  # torch alone would not keep it alive
         if team.sharing is None:
-            feeder.send(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
+            tell(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
-        queues = _broadcast_queues(PIPELINES[team.sharing](team.nodes, team.preparing), ring, feeder)
+        groups, queues = _groups(PIPELINES[team.sharing](team.nodes, team.preparing)), list[_BroadcastQueue]()
+        queues += [_BroadcastQueue(group, ring, tell, queues) for group in groups]
         while True:
             order: Transfer = connection.recv()
             queues[order.hops[0].group].start(order)
     except (EOFError, OSError):
         return 0  # the feeder is gone
     except Exception as error:  # process boundary: report any error to the feeder
-        feeder.send(ExchangeFailed(_format_error(error)))
+        tell(ExchangeFailed(_format_error(error)))
         return 1
-
-
-class _FeederConnection:
-    """The connection to the feeder, for all threads of an exchange."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.lock = threading.Lock()
-
-    def send(self, message: Any) -> None:
-        """Send a message, unless the feeder is gone."""
-        with self.lock, contextlib.suppress(OSError):
-            self.connection.send(message)
 
 
 class _BroadcastQueue:
     """One group. Its broadcasts are started in the order of their blocks, several in progress at a time, and end in that order."""
 
-    def __init__(self, group: Any, ring: Ring, feeder: _FeederConnection, queues: "list[_BroadcastQueue]") -> None:
+    def __init__(self, group: Any, ring: Ring, tell: Callable[[Any], None], queues: "list[_BroadcastQueue]") -> None:
         self.group = group
         self.ring = ring
-        self.feeder = feeder
+        self.tell = tell
         self.queues = queues
         self.under_way: SimpleQueue[tuple[Any, Transfer]] = SimpleQueue()
         threading.Thread(target=self._wait, daemon=True).start()
@@ -160,11 +154,11 @@ class _BroadcastQueue:
                 work, order = self.under_way.get()
                 work.wait()
                 rest = order.hops[1:]
-                self.feeder.send(HopDone(order.slot, len(rest)))
+                self.tell(HopDone(order.slot, len(rest)))
                 if rest:
                     self.queues[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: after any error the exchange is useless
-            self.feeder.send(ExchangeFailed(_format_error(error)))
+            self.tell(ExchangeFailed(_format_error(error)))
             os._exit(1)
 
 
@@ -180,38 +174,32 @@ def _groups(pipeline: Pipeline) -> list[Any]:
     return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
 
 
-def _broadcast_queues(pipeline: Pipeline, ring: Ring, feeder: _FeederConnection) -> list[_BroadcastQueue]:
-    queues: list[_BroadcastQueue] = []
-    queues += [_BroadcastQueue(group, ring, feeder, queues) for group in _groups(pipeline)]
-    return queues
-
-
 def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float, float]:
     """Measure a pipeline on blocks that need no preparation. Returns it with its bytes/s and CPU seconds per byte."""
     pipeline = PIPELINES[sharing](team.nodes, preparing)
     groups, memory = _groups(pipeline), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
     turns = pipeline.seen_by(team.rank)
-    _exchange(groups, memory, [next(turns) for _ in range(preparing)])
+    _exchange(groups, memory, [next(turns)[1] for _ in range(preparing)])
     dist.barrier()
     started, cpu = time.perf_counter(), time.process_time()
     blocks = PROBE_ROUNDS * preparing
-    _exchange(groups, memory, [next(turns) for _ in range(blocks)])
+    _exchange(groups, memory, [next(turns)[1] for _ in range(blocks)])
     dist.barrier()
     size = blocks * PROBE_BYTES
     return sharing, preparing, size / (time.perf_counter() - started), (time.process_time() - cpu) / size
 
 
-def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:
-    """Transfer these blocks over every hop: all first hops at once, later ones when their block has arrived."""
+def _exchange(groups: list[Any], memory: torch.Tensor, blocks: list[tuple[Hop, ...]]) -> None:
+    """Transfer blocks over these hops: all first hops at once, later ones when their block has arrived."""
 
     def start(hop: Hop) -> Any:
         return dist.broadcast(memory, src=hop.root, group=groups[hop.group], async_op=True)
 
-    first = [(turn, start(turn.hops[0])) for turn in turns if turn.hops]
+    first = [(hops[1:], start(hops[0])) for hops in blocks if hops]
     later: list[Any] = []
-    for turn, work in first:
+    for rest, work in first:
         work.wait()
-        later += map(start, turn.hops[1:])
+        later += map(start, rest)
     for work in later:
         work.wait()
 

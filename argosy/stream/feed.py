@@ -12,14 +12,26 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from multiprocessing.connection import Connection
 from typing import Any
 
 from argosy.protocol.events import Skipped, Used
-from argosy.protocol.feeder import Credit, Feed, FeederProgress, Hold, Lend, Open, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.feeder import (
+    Credit,
+    Feed,
+    FeederProgress,
+    Hold,
+    Leg,
+    Lend,
+    Open,
+    Parted,
+    Probe,
+    Probed,
+    Team,
+    UseLoaders,
+)
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.course import FeedSchedule
@@ -32,8 +44,7 @@ from argosy.stream.preparation import BlockInProgress, Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
-from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source
+from argosy.stream.sharing import PIPELINES, Hop
 from argosy.stream.standby import open_for
 from argosy.stream.wire import Peer
 from argosy.study import Data
@@ -45,7 +56,8 @@ SLOTS = 4
 SLOTS_PER_NODE = 2
 """Slots for blocks in transit: one being prepared and one being exchanged. With one node the ring has 6 slots."""
 REPORT_SECONDS = 1.0
-ALONE = Turn(owner=0, hops=())
+ALONE = (True, ())
+"""The turn of each block that is not exchanged."""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -53,50 +65,33 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class _Feeder:
     name: str
     driver: Peer
-    ring: Ring
-    sources: dict[str, Source]
+    preparation: Preparation
     course: FeedSchedule
     orders: Orders
-    heartbeat: Heartbeat
-    _: KW_ONLY
     files: Sequence[MappedFile]
     """Memory-mapped files from which samples are read. No block is sent after one of them has changed."""
-    wanted_loaders: InitVar[int]
-    gauge: StreamGauge
-    preparation: Preparation = field(init=False)
     readers: dict[str, Peer] = field(default_factory=dict, init=False)
-    team: str = field(default="", init=False)
-    """Key of the team of the current exchange."""
-    rank: int = field(default=0, init=False)
-    turns: Iterator[Turn] = field(default_factory=lambda: repeat(ALONE), init=False)
+    turns: Iterator[tuple[bool, tuple[Hop, ...]]] = field(default_factory=lambda: repeat(ALONE), init=False)
+    """As from `Pipeline.seen_by`."""
+    share: float = field(default=1.0, init=False)
+    """Share of the blocks that this node prepares."""
     marks: ShardMarks = field(default_factory=ShardMarks, init=False)
-    own_slots: float = field(init=False)
-    """Average number of slots that blocks of this node fill."""
     exchange: ExchangeProcess | None = field(default=None, init=False)
     held: dict[int, set[Peer | ExchangeProcess]] = field(default_factory=dict, init=False)
     """By slot, the readers and the exchange that have not released it yet."""
-    sending: set[int] = field(default_factory=set, init=False)
-    """Slots with this node's own blocks that the exchange is sending."""
-    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
     running: bool = field(default=True, init=False)
     flowing: bool = field(default=False, init=False)
     """Whether a trainer has finished a block."""
 
-    def __post_init__(self, wanted_loaders: int) -> None:
-        self.own_slots = float(self.ring.slots)
-        self.preparation = Preparation(
-            *(self.ring, self.sources, self.gauge, self.heartbeat),
-            wanted_loaders=wanted_loaders,
-            inherited=self._connections,
-            watch=lambda loader: self._watch(loader.connection, partial(self.preparation.receive, loader)),
-            forget=lambda loader: self.selector.unregister(loader.connection),
-        )
+    def __post_init__(self) -> None:
+        self.ring, self.sources, self.gauge = self.preparation.ring, self.preparation.sources, self.preparation.gauge
+        self.selector = self.preparation.selector
         self._since = self._reported_at = time.monotonic()
 
     def run(self, commands: Iterable[Any]) -> None:
         """Execute the driver's commands, those in `commands` first, until it sends Exit or closes the connection."""
+        self.selector.register(self.driver, READ, lambda: self._obey(self.driver.receive()))
         self._obey(commands)
-        self._watch(self.driver, lambda: self._obey(self.driver.receive()))
         for _ in range(self.preparation.wanted_loaders):
             self.preparation.start_loader()
         while self.running:
@@ -136,7 +131,7 @@ class _Feeder:
                 self._new_leg(command)
             elif isinstance(command, Probe):
                 self._stop_exchange()
-                self._start_exchange(command)
+                self._start_exchange(command.team)
             elif isinstance(command, UseLoaders):
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
                 self.preparation.end_surplus()
@@ -144,9 +139,7 @@ class _Feeder:
                 self._finish()
 
     def _finish(self) -> None:
-        self._stop_exchange()
-        for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(self.course.leg)):
-            self.driver.send(event)
+        self._begin(self.course.leg)
         self.preparation.end()
         times = os.times()
         seconds = times.user + times.system + times.children_user + times.children_system
@@ -157,34 +150,27 @@ class _Feeder:
                 source.kept.commit()  # last: if the driver kills this process meanwhile, rows survive unless the machine fails
         self.running = False
 
-    def _new_leg(self, feed: Feed) -> None:
+    def _begin(self, leg: Leg) -> None:
+        """End the current leg, and report what was prepared for it in vain and what was fed of unfinished sections."""
         self._stop_exchange()
         for filling in self.preparation.filling:
             self.held.pop(filling.slot, None)
-        for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(feed.leg)):
+        for event in (*self.preparation.discard_blocks(self.course.per_epoch), *self.course.begin(leg)):
             self.driver.send(event)
+
+    def _new_leg(self, feed: Feed) -> None:
+        self._begin(feed.leg)
         self.marks = ShardMarks(feed.leg.marks)
         self.preparation.marks = {mark.shard: mark for mark in feed.leg.marks}
-        self.rank, self.turns = 0, repeat(ALONE)
-        self.own_slots = float(self.ring.slots)
-        if feed.team is not None and feed.team.sharing is not None:
-            pipeline = PIPELINES[feed.team.sharing](feed.team.nodes, feed.team.preparing)
-            self.rank, self.turns = feed.team.rank, pipeline.seen_by(feed.team.rank)
-            owned = sum(turn.owner == self.rank for turn in pipeline.turns)
-            self.own_slots = self.ring.slots * owned / len(pipeline.turns)
-            self._start_exchange(feed)
+        self.turns, self.share, team = repeat(ALONE), 1.0, feed.team
+        if team is not None and team.sharing is not None:
+            pipeline = PIPELINES[team.sharing](team.nodes, team.preparing)
+            self.turns, self.share = pipeline.seen_by(team.rank), pipeline.share(team.rank)
+            self._start_exchange(team)
 
-    def _start_exchange(self, command: Feed | Probe) -> None:
-        assert command.team is not None
-        self.team = command.team.key
-        others = (loader.connection for loader in self.preparation.loaders)
-        self.exchange = start_exchange(self.ring, command.team, [*self._connections(), *others])
-        self._watch(self.exchange.connection, self._handle_exchange)
-
-    def _connections(self) -> list[Any]:
-        """Return the connections that a forked child must close."""
-        exchange: list[Connection] = [] if self.exchange is None else [self.exchange.connection]
-        return [self.driver, *self.readers.values(), *exchange]
+    def _start_exchange(self, team: Team) -> None:
+        self.exchange = start_exchange(self.ring, team, self.preparation.connections)
+        self.selector.register(self.exchange.connection, READ, partial(self._handle_exchange, self.exchange))
 
     def _stop_exchange(self) -> None:
         """End the exchange with other nodes, even if blocks are in transit."""
@@ -192,39 +178,31 @@ class _Feeder:
         if exchange is not None:
             self.selector.unregister(exchange.connection)
             exchange.end()
-            self.sending.clear()
             for slot in [slot for slot, holders in self.held.items() if exchange in holders]:
                 self._give_back(slot, exchange)
 
-    def _handle_exchange(self) -> None:
-        assert self.exchange is not None
-        message = self.exchange.take()
+    def _handle_exchange(self, exchange: ExchangeProcess) -> None:
+        message = exchange.take()
         if isinstance(message, HopDone):
-            self._handle_hop_done(message)
+            # A block has arrived at this node or at others.
+            filling = self.preparation.block_in_slot(message.slot)
+            if filling is not None and not filling.own:
+                filling.missing = 0
+            if message.hops_left == 0:
+                exchange.sending.discard(message.slot)
+                self._give_back(message.slot, exchange)
+            return
+        self._stop_exchange()
+        if isinstance(message, ExchangeFailed):
+            self.driver.send(Parted(team=exchange.team, detail=message.detail))
         elif isinstance(message, MeasuredExchanges):
-            self._stop_exchange()
-            self._answer_probe(message)
-        elif isinstance(message, ExchangeFailed):
-            self._stop_exchange()
-            self.driver.send(Parted(team=self.team, detail=message.detail))
-
-    def _answer_probe(self, measured: MeasuredExchanges) -> None:
-        probed = Probed(
-            cpu_seconds_per_sample=self.gauge.preparation_cpu_seconds / max(self.gauge.prepared + self.gauge.kept, 1),
-            sample_bytes=self.sources["train"].layout.sample_bytes,
-            exchanges=measured.found,
-        )
-        self.driver.send(probed)
-
-    def _handle_hop_done(self, message: HopDone) -> None:
-        """Handle a finished hop: a block has arrived at this node or at others."""
-        assert self.exchange is not None
-        filling = self.preparation.block_in_slot(message.slot)
-        if filling is not None and not filling.own:
-            filling.missing = 0
-        if message.hops_left == 0:
-            self.sending.discard(message.slot)
-            self._give_back(message.slot, self.exchange)
+            gauge = self.gauge
+            probed = Probed(
+                cpu_seconds_per_sample=gauge.preparation_cpu_seconds / max(gauge.prepared + gauge.kept, 1),
+                sample_bytes=self.sources["train"].layout.sample_bytes,
+                exchanges=message.found,
+            )
+            self.driver.send(probed)
 
     def _add_reader(self, name: str, peer: Peer) -> None:
         earlier = self.readers.pop(name, None)
@@ -234,7 +212,7 @@ class _Feeder:
         layouts = {split: source.layout for split, source in self.sources.items()}
         self.ring.lend(peer, layouts, self.course.lengths, self.orders.shards)
         self.readers[name] = peer
-        self._watch(peer, partial(self._handle_released, name, peer))
+        self.selector.register(peer, READ, partial(self._handle_released, name, peer))
 
     def _handle_released(self, name: str, peer: Peer) -> None:
         try:
@@ -266,34 +244,35 @@ class _Feeder:
 
     def _start_blocks(self) -> None:
         while self.preparation.free and (place := self.course.next()) is not None:
-            turn = next(self.turns)
-            if turn.owner == self.rank:
-                self.preparation.start(place, self.orders.block(place), turn.hops)
+            own, hops = next(self.turns)
+            if own:
+                self.preparation.start(place, self.orders.block(place), hops)
             else:
-                self.preparation.expect(place, turn.hops)
+                self.preparation.expect(place, hops)
 
     def _start_transfers(self) -> None:
         """Hand blocks to the exchange, within each group in the order of the stream, as collectives require."""
-        held_up = set()
-        for filling in self.preparation.filling if self.exchange is not None else ():
+        exchange, held_up = self.exchange, set()
+        if exchange is None:
+            return
+        for filling in self.preparation.filling:
             if filling.handed or not filling.hops:
                 continue
             if filling.own and filling.missing:
                 held_up.add(filling.hops[0].group)
             elif filling.hops[0].group not in held_up:
-                self._transfer(filling)
+                self._transfer(exchange, filling)
 
-    def _transfer(self, filling: BlockInProgress) -> None:
-        assert self.exchange is not None
+    def _transfer(self, exchange: ExchangeProcess, filling: BlockInProgress) -> None:
         if filling.own:
             # Before any other node can receive the block.
             check_files(self.files)
             self._report_holes(filling)
-            self.sending.add(filling.slot)
+            exchange.sending.add(filling.slot)
         size = self.sources[filling.place.split].layout.block_bytes(filling.place.rows)
-        self.held[filling.slot] = {self.exchange}
+        self.held[filling.slot] = {exchange}
         filling.handed = True
-        self.exchange.transfer(filling.slot, size, filling.hops)
+        exchange.transfer(filling.slot, size, filling.hops)
         self.gauge.exchanged_bytes += size
 
     def _announce(self) -> None:
@@ -326,9 +305,10 @@ class _Feeder:
         """Return the state of the queues, which is valid until the next message."""
         own = [filling for filling in self.preparation.filling if filling.own]
         preparing = sum(filling.missing > 0 for filling in own)
-        leaving = len(self.sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
+        sending = () if self.exchange is None else self.exchange.sending
+        leaving = len(sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
         with_readers = sum(len(holders) > (self.exchange in holders) for holders in self.held.values())
-        slots = max(self.own_slots, 1.0)
+        slots = max(self.ring.slots * self.share, 1.0)
         return Queues(
             preparing=preparing > 0,
             filling=any(filling.missing for filling in self.preparation.filling),
@@ -346,9 +326,6 @@ class _Feeder:
         if self.course.assignments and self._since - self._reported_at > REPORT_SECONDS:
             self._reported_at, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(FeederProgress(gauge=gauge.to_json()))
-
-    def _watch(self, source: Peer | Connection, handler: Callable[[], None]) -> None:
-        self.selector.register(source, READ, handler)
 
 
 def feed(
@@ -383,19 +360,12 @@ def feed(
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
-    parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
     course = FeedSchedule(lengths, per_epoch=per_epoch, block_size=block_size)
     driver.send(make_opened(sources, block_size=block_size, seconds=time.monotonic() - began))
-    _Feeder(
-        name,
-        driver,
-        ring,
-        sources,
-        course,
-        Orders(seed, lengths, shards=sources["train"].facts.shards),
-        heartbeat,
-        files=(*files, *(file for source in sources.values() for file in source.facts.files)),
-        wanted_loaders=count if parallel else 0,
-        gauge=StreamGauge(cores=cores),
-    ).run(others)
+    wanted = count if any(source.parallel for source in sources.values()) else 0
+    selector = selectors.DefaultSelector()
+    preparation = Preparation(ring, sources, StreamGauge(cores=cores), heartbeat, selector, wanted)
+    orders = Orders(seed, lengths, shards=sources["train"].facts.shards)
+    mapped = (*files, *(file for source in sources.values() for file in source.facts.files))
+    _Feeder(name, driver, preparation, course, orders, mapped).run(others)

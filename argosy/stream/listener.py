@@ -53,6 +53,8 @@ ANOTHER_KEY = "does not accept the proof of the run's key: it has a different ke
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
 """First bytes of a caller that uses TLS."""
+TICK_SECONDS = 0.1
+"""Time between two checks whether to go on serving."""
 SILENT_SECONDS = 30.0
 """Time after which a node that acknowledges nothing is considered lost: a node without power sends no end-of-file."""
 
@@ -139,14 +141,14 @@ class Listener:
                 self._disconnect(silent, why if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
-    def serve(self, over: threading.Event, receive: Callable[[Peer], bool], *, tick_seconds: float) -> None:
-        """Accept callers and receive from them until `over` is set, which is checked every `tick_seconds`; then close.
+    def serve(self, over: threading.Event, receive: Callable[[Peer], bool]) -> None:
+        """Accept callers and receive from them until `over` is set, then close.
 
         `receive` receives from a peer and returns whether it is still connected. It is called for all peers in each round.
         """
         peers: list[Peer] = []
         while not over.is_set():
-            poll(tick_seconds, [(self, False), *((peer, peer.unsent) for peer in peers)])
+            poll(TICK_SECONDS, [(self, False), *((peer, peer.unsent) for peer in peers)])
             peers += [peer for _, peer in self.accept()]
             for peer in peers:
                 peer.flush()

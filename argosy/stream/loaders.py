@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -46,6 +46,8 @@ class Task:
     """Shard of all these samples, for a stream that is not kept."""
     mark: ShardMark | None = None
     """Mark from which a process that has not read the shard can continue reading it."""
+    deaths: int = 0
+    """Number of workers that died on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +112,12 @@ def start_loader(
     `number` must be unique among the feeder's loaders; `heartbeat` is the feeder's.
     """
     own = heartbeat.slot(number)
-    ours, theirs = Pipe()
-    work = partial(_run_worker, heartbeat, own, theirs, ring, sources)
-    pid = fork_process("loader", work, closing=[one.close for one in (ours, *inherited)])
-    theirs.close()
-    return Loader(pid, ours, number, own)
+    pid, connection = fork_process("loader", partial(_run_worker, heartbeat, own, ring, sources), closing=inherited)
+    return Loader(pid, connection, number, own)
 
 
 def _run_worker(
-    heartbeat: Heartbeat, own: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]
+    heartbeat: Heartbeat, own: Heartbeat, ring: Ring, sources: dict[str, Source], connection: Connection
 ) -> int:
     # There may be a worker for each core.
     torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import TensorDataset
@@ -71,7 +70,7 @@ def open_kept_rows(sources: Mapping[str, Source], most_bytes: int) -> None:
         facts = source.facts
         if not isinstance(source, DatasetSource) or facts.location is None:
             continue
-        key = facts.location.folder or facts.location.name
+        key = facts.location.name
         if key not in kept:
             rows = _open_rows(facts, most_bytes)
             if rows is None:
@@ -89,7 +88,7 @@ def _open_rows(facts: Facts, most_bytes: int) -> Rows | None:
     assert facts.location is not None
     if facts.location.folder is not None:
         try:
-            rows = Rows.open(Path(facts.location.folder), facts.kept_layout, facts.location.count)
+            rows = Rows.open(facts.location.folder, facts.kept_layout, facts.location.count)
             if rows is not None:
                 return rows
             note_in_log(f"another machine is using {facts.location.folder}; samples are kept in memory for this run.")

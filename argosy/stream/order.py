@@ -48,18 +48,13 @@ SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
 
 
 def permutation(seed: int, epoch: int, length: int) -> Indices:
-    """Return the order of one stream epoch, int64 ``[length]``: a function of (study seed, epoch) alone.
-
-    Uses RandomState, whose output NumPy guarantees never to change.
-    """
-    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
-    return state.permutation(length).astype(np.int64)
+    """Return the order of one stream epoch, int64 ``[length]``: a function of (study seed, epoch) alone."""
+    return _random(seed, epoch).permutation(length).astype(np.int64)
 
 
 def window_order(seed: int, epoch: int, window: int, count: int) -> Indices:
     """Return the order of the `count` batches of one window of an epoch, int64 ``[count]``: a function of these numbers alone."""
-    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch, window])
-    return state.permutation(count).astype(np.int64)
+    return _random(seed, epoch, window).permutation(count).astype(np.int64)
 
 
 def window_elements(batch_size: int) -> int:
@@ -74,7 +69,7 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
     """
     lengths = np.asarray(shards, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
+    state = _random(seed, epoch)
     shuffled = state.permutation(len(lengths))
     parts = [np.zeros(0, dtype=np.int64)]
     for first in range(0, len(shuffled), OPEN_SHARDS):
@@ -91,6 +86,11 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
         # The last run of a shard may be shorter.
         parts.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
     return np.concatenate(parts)
+
+
+def _random(seed: int, *numbers: int) -> np.random.RandomState:
+    """Return a generator seeded by these numbers: a RandomState, whose output NumPy guarantees never to change."""
+    return np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, *numbers])
 
 
 def split_order(seed: int, split: str, epoch: int, length: int, shards: Sequence[int] = ()) -> Indices:

@@ -7,9 +7,11 @@ feeder does the tasks itself, one at a time.
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from selectors import EVENT_READ, BaseSelector
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,6 @@ from argosy.stream.ring import Ring
 from argosy.stream.shards import shards_of
 from argosy.stream.sharing import Hop
 from argosy.stream.sources import Source
-from argosy.stream.wire import Peer
 
 __all__ = ["BlockInProgress", "Preparation"]
 
@@ -65,19 +66,15 @@ class Preparation:
     sources: dict[str, Source]
     gauge: StreamGauge
     heartbeat: Heartbeat
-    _: KW_ONLY
+    selector: BaseSelector
+    """Has all connections of this process, each with the function that handles what arrives."""
     wanted_loaders: int
-    inherited: Callable[[], Iterable[Connection | Peer]]
-    """Returns the connections that a forked worker must close."""
-    watch: Callable[[Loader], None]
-    forget: Callable[[Loader], object]
     loaders: list[Loader] = field(default_factory=list, init=False)
     free: list[int] = field(init=False)
     filling: deque[BlockInProgress] = field(default_factory=deque, init=False)
     abandoned: list[BlockInProgress] = field(default_factory=list, init=False)
     marks: dict[int, ShardMark] = field(default_factory=dict, init=False)
     """Marks from which reading can continue, by shard, for shards of which no training sample was read in this leg."""
-    _tries: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     _readers: dict[str, dict[int, Loader]] = field(default_factory=dict, init=False)
     """By split, the workers that read the most recently read shards."""
 
@@ -88,13 +85,10 @@ class Preparation:
 
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
         """Begin a block of this node in a free slot."""
-        # At least two tasks for each worker, so that a small block keeps all of them busy.
-        size = min(TASK_SAMPLES, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else TASK_SAMPLES
-        source = self.sources[place.split]
+        source, slot = self.sources[place.split], self.free.pop()
         at_once = not source.parallel
-        if at_once:
-            size = place.rows
-        slot = self.free.pop()
+        # At least two tasks for each worker, so that a small block keeps all of them busy.
+        size = place.rows if at_once else min(TASK_SAMPLES, -(-place.rows // (2 * len(self.loaders) or 1)))
         if source.facts.shards:
             marks = self.marks if place.split == "train" else {}
             todo = deque(_tasks_of_shards(slot, place, order, source.facts.shards, marks))
@@ -175,7 +169,7 @@ class Preparation:
         before = itertools.takewhile(lambda other: other is not filling, self.filling)
         places = (other.place for other in before if other.own and other.missing)
         earlier = (place for place in places if _pass(place) != _pass(filling.place))
-        return any(self.sources[place.split].kept is kept for place in earlier) and kept.any
+        return any(self.sources[place.split].kept is kept for place in earlier) and kept.found > 0
 
     def receive(self, loader: Loader) -> None:
         """Handle a worker's answer or its death."""
@@ -196,8 +190,7 @@ class Preparation:
         self.gauge.prepared += done.prepared
         self.gauge.kept += done.kept
         self.gauge.preparation_cpu_seconds += done.cpu_seconds
-        filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
-        self._tries.pop((task.slot, task.low), None)
+        filling = self._block_of(task)
         filling.missing -= 1
         filling.prepared += done.prepared
         filling.holes += done.holes
@@ -208,29 +201,36 @@ class Preparation:
 
     def _retry(self, task: Task) -> None:
         """Put a task back after its worker died. Raises WorkerError if it has killed several workers."""
-        tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
-        if tries == MAX_DEATHS:
+        task = replace(task, deaths=task.deaths + 1)
+        if task.deaths == MAX_DEATHS:
             raise WorkerError(
                 f"{MAX_DEATHS} loader workers died while they prepared samples {task.indices.tolist()} of "
                 f"{task.place.split!r}. Try --loader-workers 0: then the feeder prepares the samples, and a crash "
                 "in native code becomes visible."
             )
-        filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
+        filling = self._block_of(task)
         if filling in self.abandoned:
             self._finish(task, TaskResult([]))
         else:
             filling.todo.appendleft(task)
 
+    def _block_of(self, task: Task) -> BlockInProgress:
+        return next(filling for filling in (*self.filling, *self.abandoned) if filling.slot == task.slot)
+
     # ---- workers
+
+    @property
+    def connections(self) -> list[Any]:
+        """Connections that a forked process must close."""
+        return [key.fileobj for key in self.selector.get_map().values()]
 
     def start_loader(self) -> None:
         """Start another loader worker."""
-        inherited = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
         number = next(n for n in range(1, len(used) + 2) if n not in used)
-        loader = start_loader(number, self.heartbeat, self.ring, self.sources, inherited)
+        loader = start_loader(number, self.heartbeat, self.ring, self.sources, self.connections)
         self.loaders.append(loader)
-        self.watch(loader)
+        self.selector.register(loader.connection, EVENT_READ, partial(self.receive, loader))
 
     def end_surplus(self) -> None:
         """End surplus workers that have no task."""
@@ -239,7 +239,7 @@ class Preparation:
                 self._let_go(loader)
 
     def _let_go(self, loader: Loader) -> None:
-        self.forget(loader)
+        self.selector.unregister(loader.connection)
         self.loaders.remove(loader)
         loader.end()
 

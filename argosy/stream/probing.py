@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,6 +62,17 @@ class Facts:
         return self.base or self.layout
 
 
+class _Reading(NamedTuple):
+    """One of the probed samples, as prepared once."""
+
+    leaves: Leaves
+    """Empty if it raised."""
+    drew: bool
+    """Whether random numbers were drawn for it, as far as is known."""
+    generators: list[bytes]
+    """States afterwards of the generators that the Dataset owns."""
+
+
 def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
@@ -72,23 +83,22 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
     layout = _first_layout(preparing, base, length)
     leaves = _leaves_of(preparing, base, layout)
-    probes = _probes(dataset, length)
-    first, drew, own = {}, {}, {}
-    for index in probes:
-        first[index] = leaves(index)
-        drew[index] = base is not None or preparing.has_drawn(index)  # `then` may draw in each epoch
-        own[index] = own_generator_states(unwrap_padding(dataset), preparing.then)
+
+    def read(index: int, epoch: int = 0) -> _Reading:
+        sample = leaves(index, epoch)
+        drew = base is not None or preparing.has_drawn(index, epoch)  # `then` may draw in each epoch
+        return _Reading(sample, drew, own_generator_states(unwrap_padding(dataset), preparing.then))
+
+    probes, stream = _probes(dataset, length), isinstance(dataset, ShardedStream) and base is None
+    first = {index: read(index) for index in probes}
     started = time.perf_counter()
-    stream = isinstance(dataset, ShardedStream) and base is None
-    again, moved = {}, {}
     # In the other order, because a sample must not depend on those that were prepared before it.
-    for index in reversed(probes):
-        again[index] = leaves(index, epoch=0 if drew[index] and not stream else 1)
-        # A generator that is reseeded for each index ends in the same state as before.
-        moved[index] = own_generator_states(unwrap_padding(dataset), preparing.then) != own[index]
+    again = {index: read(index, epoch=0 if first[index].drew and not stream else 1) for index in reversed(probes)}
     seconds = (time.perf_counter() - started) / len(probes)
-    differ = [index for index in probes if not same_bits(first[index], again[index])]
-    for index in probes if any(moved.values()) else differ:
+    differ = [index for index in probes if not same_bits(first[index].leaves, again[index].leaves)]
+    # A generator that is reseeded for each index ends in the same state as before.
+    moved = [index for index in probes if first[index].generators != again[index].generators]
+    for index in probes if moved else differ:
         if stream:
             raise StudyError(
                 f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample {index} when it "
@@ -96,8 +106,8 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
                 "shuffling to the study."
             )
         # A sample that drew nothing was prepared under another seed, so it is prepared once more under its own.
-        if moved[index] or drew[index] or not same_bits(first[index], leaves(index)):
-            raise _impure(split, dataset, index, draws=moved[index])
+        if index in moved or first[index].drew or not same_bits(first[index].leaves, leaves(index)):
+            raise _impure(split, dataset, index, draws=index in moved)
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
             f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample when reading starts "
@@ -107,10 +117,10 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     return Facts(
         length=length,
         layout=layout,
-        fingerprint=fingerprint_of([first[probes[0]], first[probes[-1]]]),
-        gathers=all(first.values()) and _can_gather(dataset, first),
+        fingerprint=fingerprint_of([first[probes[0]].leaves, first[probes[-1]].leaves]),
+        gathers=_can_gather(dataset, {index: reading.leaves for index, reading in first.items()}),
         seconds_per_sample=seconds,
-        constant=not differ and any(first[index] and not drew[index] for index in probes),
+        constant=not differ and any(one.leaves and not one.drew for one in first.values()),
         files=files_of_split(dataset),
     )
 
@@ -215,7 +225,7 @@ def _first_layout(preparing: SamplePreparer, base: Layout | None, length: int) -
 
 def _can_gather(dataset: Any, singly: dict[int, Leaves]) -> bool:
     """Return whether a list of samples equals the samples one by one, and draws nothing from the generators."""
-    if not hasattr(dataset, "__getitems__"):
+    if not hasattr(dataset, "__getitems__") or not all(singly.values()):
         return False
     before = generator_states()
     try:

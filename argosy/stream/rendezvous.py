@@ -25,7 +25,6 @@ __all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "open_store"]
 FORMING = datetime.timedelta(seconds=60)
 """Timeout of connecting, which begins when all processes have arrived."""
 SCHEME = "tcp://"
-TICK_SECONDS = 0.2
 
 
 class NetworkRendezvous:
@@ -40,7 +39,8 @@ class NetworkRendezvous:
         self._waiting: list[tuple[Peer, Sequence[str]]] = []
         """Callers to answer when all of these entries exist."""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="argosy-rendezvous", daemon=True)
+        serve, given = self._listener.serve, (self._over, self._receive)
+        self._thread = threading.Thread(target=serve, args=given, name="argosy-rendezvous", daemon=True)
         self._thread.start()
 
     def rendezvous(self) -> str:
@@ -51,9 +51,6 @@ class NetworkRendezvous:
         """End all rendezvous."""
         self._over.set()
         self._thread.join()
-
-    def _serve(self) -> None:
-        self._listener.serve(self._over, self._receive, tick_seconds=TICK_SECONDS)
 
     def _receive(self, peer: Peer) -> bool:
         """Execute a caller's requests. Returns whether it is still connected."""

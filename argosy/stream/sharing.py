@@ -40,12 +40,16 @@ class Pipeline:
     turns: tuple[Turn, ...]
     """Turns of the blocks of a leg, repeated cyclically."""
 
-    def seen_by(self, rank: int) -> Iterator[Turn]:
-        """Return the turns of the blocks of a leg, with only those hops in which this node takes part."""
+    def seen_by(self, rank: int) -> Iterator[tuple[bool, tuple[Hop, ...]]]:
+        """Return for each block of a leg whether this node prepares it, and those hops in which the node takes part."""
         return cycle(
-            Turn(owner=turn.owner, hops=tuple(hop for hop in turn.hops if rank in self.groups[hop.group]))
+            (turn.owner == rank, tuple(hop for hop in turn.hops if rank in self.groups[hop.group]))
             for turn in self.turns
         )
+
+    def share(self, rank: int) -> float:
+        """Return the share of the blocks that this node prepares."""
+        return sum(turn.owner == rank for turn in self.turns) / len(self.turns)
 
 
 def all_shared(nodes: int) -> Pipeline:

@@ -16,7 +16,7 @@ from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.content import digest_of_arrays
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.witnesses import Roots, Witnesses
+from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts
@@ -138,12 +138,12 @@ class DatasetSource(Source):
     heartbeat: Heartbeat
     gathers: bool = field(init=False)
     """Whether `__getitems__` is used for lists of samples."""
-    doing: str = field(init=False)
     _witnesses: Witnesses | None = field(default=None, init=False)
     _complete: bool = field(default=False, init=False)
+    """Whether every sample is kept, as far as is known."""
 
     def __post_init__(self) -> None:
-        self.gathers, self.doing = self.facts.gathers, format_activity(self.split)
+        self.gathers = self.facts.gathers
 
     @cached_property
     def preparing(self) -> SamplePreparer:
@@ -153,20 +153,16 @@ class DatasetSource(Source):
     @property
     def parallel(self) -> bool:
         """Whether there are samples to prepare. Kept samples that fit in memory are gathered directly, as arrays are."""
-        return self.facts.base is not None or not self.complete or (self.kept is not None and self.kept.from_disk)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every sample is kept."""
-        self._complete = self._complete or (self.kept is not None and self.kept.found == self.length)
-        return self._complete
+        kept = self.kept
+        self._complete = self._complete or (kept is not None and kept.found == self.length)
+        return self.facts.base is not None or not self._complete or (kept is not None and kept.from_disk)
 
     def keep(self, rows: Rows) -> None:
         """Keep samples in these rows from now on, and read from there those that they already hold."""
         self.kept: Rows | None = rows
         location = self.facts.location
-        if location is not None and location.witnesses is not None:
-            self._witnesses = Witnesses(location.witnesses, Roots(location.roots))
+        if location is not None and location.folder is not None:
+            self._witnesses = Witnesses(location.folder, location.roots)
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Copy the kept samples and prepare the others."""
@@ -184,7 +180,7 @@ class DatasetSource(Source):
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:
             self.kept.prefetch(indices[are_kept])
-            with self.heartbeat.busy(self.doing):
+            with self.heartbeat.busy(format_activity(self.split)):
                 for row in np.flatnonzero(are_kept).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
@@ -201,7 +197,7 @@ class DatasetSource(Source):
         _ = self.preparing.dataset  # open it first: an error while opening belongs to no sample
         ready = self._gather(indices, block.place.epoch) if self.gathers else None
         holes = []
-        with self.heartbeat.busy(self.doing):
+        with self.heartbeat.busy(format_activity(self.split)):
             for row, index in enumerate(indices.tolist()):
                 ready_row = None if ready is None else ready[row]
                 holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, ready_row))
@@ -227,7 +223,13 @@ class DatasetSource(Source):
     ) -> list[tuple[int, str]]:
         """Apply `Data.then` to a sample and write it to its row of the block. Returns a hole if either raises."""
         try:
-            self._write(block, row, index, self._finished(block.place.epoch, index, leaves(index)))
+            sample = leaves(index)
+            if self.facts.base is not None:
+                finished = self.preparing.finished(sample, self.facts.base, index, block.place.epoch)
+                sample, tree = sample_leaves(finished)
+                self.layout.check(sample, tree)
+            for target, leaf in zip(block.leaves, sample, strict=True):
+                target[row].copy_(leaf)
         except USER_ERRORS as error:  # the user's code: `on_error` decides whether the run ends
             if not self.preparing.skip_errors:
                 raise sample_error(error, self.split, index) from error
@@ -236,6 +238,7 @@ class DatasetSource(Source):
                 target[row].zero_()
             block.indices[row], block.sound[row] = index, False
             return [(index, format_error(error))]
+        block.indices[row], block.sound[row] = index, True
         return []
 
     def _sample(self, epoch: int, ready: Any, index: int) -> list[torch.Tensor]:
@@ -255,18 +258,6 @@ class DatasetSource(Source):
         except OSError as error:
             rows.full = True
             note_in_log(f"no more prepared samples are kept ({error}); the others are prepared again in each epoch.")
-
-    def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.facts.base is None:
-            return leaves
-        finished, tree = sample_leaves(self.preparing.finished(leaves, self.facts.kept_layout, index, epoch))
-        self.layout.check(finished, tree)
-        return finished
-
-    def _write(self, block: Block, row: int, index: int, leaves: list[torch.Tensor]) -> None:
-        for target, leaf in zip(block.leaves, leaves, strict=True):
-            target[row].copy_(leaf)
-        block.indices[row], block.sound[row] = index, True
 
 
 def format_activity(split: str) -> str:

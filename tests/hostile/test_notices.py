@@ -143,7 +143,7 @@ def test_an_agent_finds_its_driver_past_a_stranger(
         monkeypatch.setattr(socket, "create_server", lambda address, **rest: there)
         listener = Listener(key, list[str]().append)
         over = threading.Event()
-        serving = {"target": listener.serve, "args": (over, lambda peer: True), "kwargs": {"tick_seconds": 0.01}}
+        serving = {"target": listener.serve, "args": (over, lambda peer: True)}
         thread = threading.Thread(**serving)  # type: ignore[arg-type]
         thread.start()
         try:

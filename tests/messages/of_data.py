@@ -89,7 +89,7 @@ def written(name: str, text: str) -> Path:
 
 def elsewhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rows, "open", lambda *_: None)
-    spool._rows(Location(name="a", folder="rows/a", count=3), object())  # type: ignore[arg-type]
+    spool._rows(Location(name="a", folder=Path("rows/a"), count=3), object())  # type: ignore[arg-type]
 
 
 def on_an_accelerator() -> None:

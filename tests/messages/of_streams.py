@@ -1,6 +1,7 @@
 """Mistakes in samples, and in messages between processes."""
 
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,8 +90,7 @@ def lists() -> None:
 
 def dying_loaders() -> None:
     """Prepare samples that kill the process once too often."""
-    tries = {(TASK.slot, TASK.low): MAX_DEATHS - 1}
-    Preparation._retry(SimpleNamespace(_tries=tries), TASK)
+    Preparation._retry(SimpleNamespace(), replace(TASK, deaths=MAX_DEATHS - 1))
 
 
 def growing(index: int) -> torch.Tensor:

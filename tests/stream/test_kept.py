@@ -255,6 +255,23 @@ def test_what_is_part_of_no_key_is_kept_in_memory_for_the_run() -> None:
     dataset.handle.close()
 
 
+class Noise(Rows):
+    """A dataset of which every sample draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + random.random(), y
+
+
+def test_samples_that_are_drawn_are_not_said_to_be_kept_in_memory_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    file.write_text("not a folder")
+    assert "this run only" in opened(Rows(), cache=RowCache(file))["train"].facts.keeping
+    drawn = opened(Noise(), cache=RowCache(file))["train"].facts
+    assert drawn.keeping.startswith("drawn again in each epoch")
+    assert drawn.location is None
+
+
 # ---- from run to run
 
 

@@ -46,10 +46,8 @@ def test_a_shard_is_read_by_one_worker_as_long_as_that_lives(killed: bool, tmp_p
         sources,
         StreamGauge(),
         heartbeat,
+        selector,
         wanted_loaders=3,
-        inherited=list,
-        watch=lambda loader: selector.register(loader.connection, selectors.EVENT_READ, loader) and None,
-        forget=lambda loader: selector.unregister(loader.connection),
     )
     for _ in range(3):
         preparation.start_loader()
@@ -66,7 +64,7 @@ def test_a_shard_is_read_by_one_worker_as_long_as_that_lives(killed: bool, tmp_p
             killed = False
             os.kill(preparation.loaders[1].pid, signal.SIGKILL)
         for key, _ in selector.select():
-            preparation.receive(key.data)
+            key.data()
         while preparation.filling and not preparation.filling[0].missing:
             filling = preparation.filling.popleft()
             block = layout.block(filling.place, ring.slot(filling.slot))

@@ -29,7 +29,7 @@ def test_owners_take_turns_and_each_block_has_one(name: str, nodes: int, prepari
     blocks = 3 * preparing + 1
     for rank in range(nodes):
         seen = list(islice(pipeline.seen_by(rank), blocks))
-        assert [turn.owner for turn in seen] == [number % preparing for number in range(blocks)]
+        assert [own for own, _ in seen] == [number % preparing == rank for number in range(blocks)]
 
 
 @every_pipeline
@@ -67,8 +67,8 @@ def test_members_of_a_group_see_its_broadcasts_in_one_order(name: str, nodes: in
         for rank in range(nodes):
             seen = [
                 (block, hop)
-                for block, turn in enumerate(islice(pipeline.seen_by(rank), blocks))
-                for hop in turn.hops
+                for block, (_, hops) in enumerate(islice(pipeline.seen_by(rank), blocks))
+                for hop in hops
                 if hop.group == number
             ]
             assert seen == (expected if rank in ranks else [])
@@ -84,9 +84,7 @@ def test_a_node_starts_the_broadcasts_of_a_group_from_one_place(name: str, nodes
     pipeline = PIPELINES[name](nodes, preparing)
     for rank in range(nodes):
         for group in range(len(pipeline.groups)):
-            ways = [
-                tuple(hop.group for hop in turn.hops) for turn in islice(pipeline.seen_by(rank), len(pipeline.turns))
-            ]
+            ways = [tuple(hop.group for hop in hops) for _, hops in islice(pipeline.seen_by(rank), len(pipeline.turns))]
             before = {way[: way.index(group)] for way in ways if group in way}
             assert len(before) <= 1
 

@@ -123,7 +123,7 @@ class _Desk:
         called = None if certificate is None else certificate.called
         self._listener = Listener(key, lambda refusal: None, seal=called)
         self._over = threading.Event()
-        serve = partial(self._listener.serve, self._over, _answer_caller, tick_seconds=TICK_SECONDS)
+        serve = partial(self._listener.serve, self._over, _answer_caller)
         self._thread = threading.Thread(target=serve, name="argosy-desk", daemon=True)
 
     def __enter__(self) -> "_Desk":

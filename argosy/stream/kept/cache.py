@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from argosy.disk.scratch import is_abandoned, is_locked
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
 from argosy.stream.kept.rows import ROWS, Rows, read_marks
-from argosy.stream.kept.witnesses import Witnesses, make_notes, why_stale
+from argosy.stream.kept.witnesses import Roots, Witnesses, make_notes, why_stale
 
-__all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "make_header"]
+__all__ = ["Entry", "Header", "RowCache", "Location", "make_header"]
 
 VERSION = 2
-HEADER, NOTES = "header.json", "read.jsonl"
+HEADER = "header.json"
 MAX_ENTRIES = 200
 """Most keys. Opening data that were never kept reads the headers of all of them."""
 DISK_DIVISOR = 5
@@ -67,15 +67,10 @@ class Location:
 
     name: str
     """Splits with the same name share their rows."""
-    folder: str | None
+    folder: Path | None
     """None if rows are in memory, for this run alone."""
     count: int
-    roots: tuple[str, ...] = ()
-
-    @property
-    def witnesses(self) -> Path | None:
-        """Return the file that records what samples read."""
-        return None if self.folder is None else Path(self.folder, NOTES)
+    roots: Roots = field(default_factory=Roots)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,15 +121,15 @@ class RowCache:
         entries = self.entries(key.prefix)[::-1]
         same = [entry for entry in entries if not key.difference(entry.header.parts)]
         # Rows that were made in this place come first; of others, those that were used last.
-        for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
+        for entry in sorted(same, key=lambda entry: entry.header.roots != key.roots.folders):
             change = f"it has {length} samples; earlier it had {entry.header.length}"
             if length in (None, entry.header.length):
-                change = why_stale(entry.folder / NOTES, key.roots)
+                change = why_stale(entry.folder, key.roots)
             if not change and (usable := self._usable_entry(entry, key)) is not None:
                 os.utime(usable.folder / HEADER)
                 self._used.add(usable.folder.name)
                 return usable
-            if change and entry.header.roots == key.place:
+            if change and entry.header.roots == key.roots.folders:
                 self.discard(entry.folder)
                 return change
         if entries and not same:
@@ -148,12 +143,12 @@ class RowCache:
         They are moved to the key's place if their own folders no longer exist, or only the working directory differs.
         """
         roots = entry.header.roots
-        if roots == key.place or read_marks(entry.folder)[: entry.header.count].all():
+        if roots == key.roots.folders or read_marks(entry.folder)[: entry.header.count].all():
             return entry
-        moved = roots[:-1] == key.place[:-1] or not any(Path(root).exists() for root in roots[:-1])
+        moved = roots[:-1] == key.roots.folders[:-1] or not any(Path(root).exists() for root in roots[:-1])
         if not moved or is_locked(entry.folder / ROWS):
             return None
-        folder, header = self.folder / key.name, replace(entry.header, roots=key.place)
+        folder, header = self.folder / key.name, replace(entry.header, roots=key.roots.folders)
         try:
             entry.folder.rename(folder)
         except OSError:  # another process has created the folder
@@ -166,7 +161,7 @@ class RowCache:
         """Create a folder for rows, or return the one that another process has just created; None if that one differs. Raises OSError, RunError."""
         with self.new() as new:
             Rows.create(new, layout, header.count)
-            Witnesses(new / NOTES, key.roots).write(make_notes(key.files, key.roots))
+            Witnesses(new, key.roots).write(make_notes(key.files, key.roots))
             folder = self.place(new, key, header)
         current = _header(folder)
         return folder if current is not None and current.fits(layout) and current.count == header.count else None
@@ -205,7 +200,9 @@ class RowCache:
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         entries = self.entries()
-        self._sweep()
+        for folder in self.folder.glob(".*"):
+            if is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         taken = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // DISK_DIVISOR
@@ -217,12 +214,6 @@ class RowCache:
                 self.discard(entry.folder)
                 taken -= entry.bytes
         return max(min(wanted, most - taken), 0)
-
-    def _sweep(self) -> None:
-        """Delete temporary folders of killed processes."""
-        for folder in self.folder.glob(".*"):
-            if is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
         """Delete rows from the cache. Processes that have them open can still use them."""
@@ -238,7 +229,7 @@ def make_header(key: Key, facts: Any, count: int) -> Header:
     return Header(
         subject=key.subject,
         parts=key.parts,
-        roots=key.place,
+        roots=key.roots.folders,
         length=facts.length,
         count=count,
         dtypes=dtypes,

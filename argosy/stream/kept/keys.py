@@ -46,6 +46,7 @@ class Key:
     parts: dict[str, str]
     """Digest of each part, by the part's name in words."""
     roots: Roots
+    """The folders from which files are read. Keys of Datasets that differ only in the content of these folders have equal parts."""
     files: tuple[str, ...]
     """Absolute paths of files that it names or maps."""
     whole: Content
@@ -55,17 +56,12 @@ class Key:
     def of_one_run(cls, dataset: Any) -> "Key":
         """Return a key that no other run has, for a Dataset with unreadable content."""
         parts = {"this run": secrets.token_hex(8)}
-        return cls(subject=_subject(dataset), parts=parts, roots=Roots([]), files=(), whole=Content())
+        return cls(subject=_subject(dataset), parts=parts, roots=Roots(), files=(), whole=Content())
 
     @property
     def name(self) -> str:
         """Return the name under which rows are kept. It differs between places; names of keys of the same subject have a common prefix."""
-        return f"{self.prefix}{_hash(repr((sorted(self.parts.items()), self.place)))}"
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """Return the folders from which files are read. Keys of Datasets that differ only in the content of these folders have equal parts."""
-        return tuple(self.roots.folders)
+        return f"{self.prefix}{_hash(repr((sorted(self.parts.items()), self.roots.folders)))}"
 
     @property
     def prefix(self) -> str:
@@ -153,7 +149,7 @@ def make_key(dataset: Any) -> Key:
     return Key(
         subject=_subject(dataset),
         parts=parts,
-        roots=Roots([*roots, str(Path.cwd())]),
+        roots=Roots((*roots, str(Path.cwd()))),
         files=tuple(dict.fromkeys([*sorted(whole.named), *(file.path for file in whole.files)])),
         whole=whole,
     )

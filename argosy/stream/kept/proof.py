@@ -11,7 +11,7 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
-from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
+from argosy.stream.kept.cache import Entry, Location, RowCache, make_header
 from argosy.stream.kept.keys import Key, make_key
 from argosy.stream.kept.rows import Rows, read_marks
 from argosy.stream.kept.witnesses import Witnesses
@@ -66,10 +66,7 @@ class Prover:
         key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
         self.keys[id(preparing.dataset)] = key
         if isinstance(key, UnreadableContent):
-            facts = probe(preparing)
-            if not facts.constant:
-                return _as_drawn(facts)
-            return _in_memory(facts, str(id(preparing.dataset)), f"it contains {key}")
+            return _in_memory(probe(preparing), str(id(preparing.dataset)), f"it contains {key}")
         try:
             return self._kept_facts(preparing, self.cache, key)
         except (OSError, RunError) as error:
@@ -81,22 +78,13 @@ class Prover:
         if isinstance(why, Facts):
             return why
         facts = probe(preparing)
-        if not facts.constant:
-            return _as_drawn(facts)
-        begun = _empty_rows(entry, facts) or self._create_rows(cache, key, facts)
+        begun = (_empty_rows(entry, facts) or _create_rows(cache, key, facts)) if facts.constant else None
         if begun is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
-        Witnesses(folder / NOTES, key.roots).add()
-        location = Location(name=folder.name, folder=str(folder), count=count, roots=key.place)
+        Witnesses(folder, key.roots).add()
+        location = Location(name=folder.name, folder=folder, count=count, roots=key.roots)
         return replace(facts, location=location, keeping=f"prepared once and kept from now on ({why})")
-
-    def _create_rows(self, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
-        """Return a folder for the rows, and the number of rows for which it has room; None if there is no room."""
-        sample_bytes = max(facts.layout.sample_bytes, 1)
-        count = cache.room(facts.length * sample_bytes) // sample_bytes
-        folder = cache.create(key, make_header(key, facts, count), facts.layout) if count else None
-        return None if folder is None else (folder, count)
 
     def _verify_kept(self, preparing: SamplePreparer, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
         """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
@@ -135,7 +123,7 @@ class Prover:
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
             files=files_of_split(preparing.dataset),
             constant=True,
-            location=Location(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
+            location=Location(name=folder.name, folder=folder, count=header.count, roots=key.roots),
             keeping=f"{len(kept):,} of {header.length:,} kept by earlier runs",
         )
 
@@ -147,6 +135,14 @@ def _empty_rows(entry: Entry | str, facts: Facts) -> tuple[Path, int] | None:
     return entry.folder, entry.header.count
 
 
+def _create_rows(cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
+    """Return a folder for the rows, and the number of rows for which it has room; None if there is no room."""
+    sample_bytes = max(facts.layout.sample_bytes, 1)
+    count = cache.room(facts.length * sample_bytes) // sample_bytes
+    folder = cache.create(key, make_header(key, facts, count), facts.layout) if count else None
+    return None if folder is None else (folder, count)
+
+
 def _key(dataset: Any) -> Key | UnreadableContent:
     try:
         return make_key(dataset)
@@ -155,9 +151,8 @@ def _key(dataset: Any) -> Key | UnreadableContent:
 
 
 def _in_memory(facts: Facts, name: str, why: str) -> Facts:
+    """Return the facts of samples that are kept in memory, or not at all because they are drawn again in each epoch."""
+    if not facts.constant:
+        return replace(facts, keeping=NOT_KEPT)
     location = Location(name=name, folder=None, count=facts.length)
     return replace(facts, location=location, keeping=f"prepared once and kept in memory, for this run only: {why}")
-
-
-def _as_drawn(facts: Facts) -> Facts:
-    return replace(facts, keeping=NOT_KEPT)

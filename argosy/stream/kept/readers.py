@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, TypeVar
 
 import cloudpickle
@@ -66,8 +66,6 @@ def read_in_parallel(
                     continue
                 if isinstance(reported[0], Exception):
                     raise reported[0]
-                if isinstance(reported[0], str):
-                    raise StudyError(f"Shard {shard} of a stream cannot be read: {reported[0]}Fix the stream.")
                 if isinstance(reported[0], bytes):
                     results[shard] = cloudpickle.loads(reported[0])
                     processes[connection].shards.discard(shard)
@@ -84,10 +82,8 @@ def _started_readers(
     try:
         for number in range(count):
             own, its = heartbeat.slot(number + 1), range(number, shards, count)
-            ours, theirs = Pipe(duplex=False)
-            pid = fork_process("reader", partial(_run_reader, heartbeat, own, theirs, read, its, doing))
-            theirs.close()
-            processes[ours] = _Reader(pid, set(its), own)
+            pid, connection = fork_process("reader", partial(_run_reader, heartbeat, own, read, its, doing))
+            processes[connection] = _Reader(pid, set(its), own)
         yield processes
     finally:
         for connection, reader in processes.items():
@@ -102,7 +98,7 @@ def _end(reader: _Reader) -> None:
 
 
 def _run_reader(
-    heartbeat: Heartbeat, own: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str
+    heartbeat: Heartbeat, own: Heartbeat, read: Read[Found], shards: range, doing: str, connection: Connection
 ) -> int:
     heartbeat.become(own)
     reported = 0
@@ -118,11 +114,10 @@ def _run_reader(
         try:
             with heartbeat.busy(doing):
                 result = read(shard, grown)
-        except (StudyError, OSError) as error:
-            connection.send((shard, error))
-            return 1
         except Exception as error:  # process boundary: the caller must learn of any error
-            connection.send((shard, "".join(traceback.format_exception(error))))
+            trace = "".join(traceback.format_exception(error))
+            other = StudyError(f"Shard {shard} of a stream cannot be read: {trace}Fix the stream.")
+            connection.send((shard, error if isinstance(error, StudyError | OSError) else other))
             return 1
         connection.send((shard, cloudpickle.dumps(result)))
     return 0

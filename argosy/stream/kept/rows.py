@@ -120,11 +120,6 @@ class Rows:
         """Number of kept rows."""
         return int(np.count_nonzero(self.marks))
 
-    @property
-    def any(self) -> bool:
-        """Whether any row is kept."""
-        return bool(self.marks.any())
-
     def has(self, indices: Indices) -> npt.NDArray[np.bool_]:
         """Return which of these samples are kept."""
         are_kept = indices < self.count

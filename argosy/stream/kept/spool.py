@@ -22,7 +22,7 @@ import torch
 from argosy.errors import StudyError, WorkerError
 from argosy.stream.blocks import Layout, UnfitSample, host_bytes, same_bits, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, make_header
+from argosy.stream.kept.cache import Entry, Location, RowCache, make_header
 from argosy.stream.kept.keys import Key, make_key
 from argosy.stream.kept.proof import SAMPLES_VERIFIED
 from argosy.stream.kept.readers import Found, GrowthCallback, Read, read_in_parallel
@@ -157,7 +157,7 @@ class Spool:
     def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
         """Read the whole stream into rows."""
         with cache.new() as folder:
-            witnesses = Witnesses(folder / NOTES, key.roots)
+            witnesses = Witnesses(folder, key.roots)
             read_parts = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
             parts = [part for part in read_parts if part.layout is not None]
             if not parts:
@@ -169,9 +169,10 @@ class Spool:
                 self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
-            facts = _kept_facts(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
-            placed = cache.place(folder, key, make_header(key, facts, count))
-            return _kept_facts(layout, count, fingerprint, placed, key, facts.keeping)
+            place, keeping = cache.folder / key.name, f"read once into a file: {why}"
+            facts = _kept_facts(layout, count, fingerprint, place, key, keeping)
+            cache.place(folder, key, make_header(key, facts, count))
+            return facts
 
     def _read_shard(self, folder: Path, witnesses: Witnesses, shard: int, grown: GrowthCallback) -> _Part:
         """Write the samples of one shard to files, one for each leaf."""
@@ -262,7 +263,7 @@ class SpooledDataset:
 @functools.cache
 def _rows(location: Location, layout: Layout) -> Rows:
     assert location.folder is not None
-    rows = Rows.open(Path(location.folder), layout, location.count)
+    rows = Rows.open(location.folder, layout, location.count)
     if rows is None:
         raise WorkerError(
             f"another machine is using {location.folder}. Set ARGOSY_CACHE to a different folder on each machine."
@@ -271,7 +272,7 @@ def _rows(location: Location, layout: Layout) -> Rows:
 
 
 def _kept_facts(layout: Layout, count: int, fingerprint: str, folder: Path, key: Key, keeping: str) -> Facts:
-    location = Location(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+    location = Location(name=folder.name, folder=folder, count=count, roots=key.roots)
     return Facts(
         length=count, layout=layout, fingerprint=fingerprint, constant=True, location=location, keeping=keeping
     )

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +24,7 @@ from argosy.readings import is_installed
 
 __all__ = ["RECORDER", "Roots", "Witnesses", "make_notes", "why_stale"]
 
+NOTES = "read.jsonl"
 MAX_NAMED_FILES = 16
 """If a Dataset names at most so many files, all are hashed when its samples are first kept; else only those that samples open."""
 UNRELIABLE_SECONDS = 2.0
@@ -61,14 +62,14 @@ class Note(NamedTuple):
         return cls(*json.loads(line))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Roots:
     """Folders that may be moved as a whole: their files are identified by relative paths.
 
     The last one is the working directory, for files that were opened by a relative path.
     """
 
-    folders: Sequence[str]
+    folders: tuple[str, ...] = ()
 
     def within(self, path: str) -> tuple[int, str]:
         """Return the number of the root that contains a path and the path relative to it; -1 and the path itself if none does."""
@@ -154,10 +155,10 @@ RECORDER = _Recorder()
 
 
 class Witnesses:
-    """The notes of one set of kept rows, to which each process appends what it has read."""
+    """The notes in one folder of kept rows, to which each process appends what it has read."""
 
-    def __init__(self, path: Path, roots: Roots) -> None:
-        self.path = path
+    def __init__(self, folder: Path, roots: Roots) -> None:
+        self.path: Path = folder / NOTES
         self.roots = roots
         self._noted = 0
         """Number of the recorder's notes that are written."""
@@ -187,11 +188,11 @@ def make_notes(paths: Collection[str], roots: Roots) -> list[Note | None]:
     return [_path_note(path, roots, read=len(paths) <= MAX_NAMED_FILES) for path in paths if _may_decide(path)]
 
 
-def why_stale(path: Path, roots: Roots) -> str:
-    """Return in words what has changed since the notes were written; empty if nothing has."""
+def why_stale(folder: Path, roots: Roots) -> str:
+    """Return in words what has changed since the notes in a folder were written; empty if nothing has."""
     notes: dict[tuple[Any, ...], Note] = {}
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(errors="surrogateescape").splitlines():
+        for line in (folder / NOTES).read_text(errors="surrogateescape").splitlines():
             try:
                 note = Note.parse(line)
             except (ValueError, TypeError):
@@ -211,7 +212,7 @@ def why_stale(path: Path, roots: Roots) -> str:
             if note.content is None or note.content != now.content:
                 return _changed(note, roots)
             moved.append(note._replace(state=now.state, content=now.content))
-    Witnesses(path, roots).write(moved)
+    Witnesses(folder, roots).write(moved)
     return ""
 
 
