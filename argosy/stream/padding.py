@@ -157,9 +157,6 @@ class PaddedStream:
     dataset: Any
     ragged: Any
 
-    def __iter__(self) -> Iterator[Any]:
-        return self.padded(iter(self.dataset))
-
     def padded(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Pad samples of the original stream."""
         return (pad_sample(sample, self.ragged) for sample in samples)
@@ -172,11 +169,6 @@ def pad_dataset(dataset: Any, ragged: Any) -> Any:
     return (PaddedLists if hasattr(dataset, "__getitems__") else PaddedSamples)(dataset, ragged)
 
 
-def unwrap_padding(dataset: Any) -> Any:
-    """Return the Dataset as it was given, without the wrapper that pads its samples."""
-    return dataset.dataset if isinstance(dataset, PaddedSamples | PaddedStream) else dataset
-
-
 @dataclass(frozen=True, slots=True)
 class PaddedThen:
     """`Data.then` for padded samples. It receives them unpadded, and may change their lengths."""
@@ -186,6 +178,13 @@ class PaddedThen:
 
     def __call__(self, sample: Any) -> Any:
         return pad_sample(self.then(unpad_sample(sample)), self.ragged)
+
+
+def unwrap_padding(given: Any) -> Any:
+    """Return a Dataset or `Data.then` as it was given, without the wrapper that pads samples."""
+    if isinstance(given, PaddedThen):
+        return given.then
+    return given.dataset if isinstance(given, PaddedSamples | PaddedStream) else given
 
 
 # ---- batches

@@ -1,6 +1,7 @@
 """Probe a Dataset before it is fed: prepare a few samples, only to learn their layout and how they are prepared."""
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_of_split
-from argosy.stream.own_generators import own_generator_states
+from argosy.stream.own_generators import generators_of, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import USER_ERRORS, SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream
@@ -70,7 +71,7 @@ class _Reading(NamedTuple):
     drew: bool
     """Whether random numbers were drawn for it, as far as is known."""
     generators: list[bytes]
-    """States afterwards of the generators that the Dataset owns."""
+    """States afterwards of the generators that the Dataset and `Data.then` own."""
 
 
 def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
@@ -84,10 +85,14 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     layout = _first_layout(preparing, base, length)
     leaves = _leaves_of(preparing, base, layout)
 
+    given = [unwrap_padding(one) for one in (dataset, preparing.then)]
+    # In attributes generators are searched for after each sample, because the sample may have made one.
+    own = [*given, *itertools.chain.from_iterable(map(generators_of, given))]
+
     def read(index: int, epoch: int = 0) -> _Reading:
         sample = leaves(index, epoch)
         drew = base is not None or preparing.has_drawn(index, epoch)  # `then` may draw in each epoch
-        return _Reading(sample, drew, own_generator_states(unwrap_padding(dataset), preparing.then))
+        return _Reading(sample, drew, own_generator_states(*own))
 
     probes, stream = _probes(dataset, length), isinstance(dataset, ShardedStream) and base is None
     first = {index: read(index) for index in probes}

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import studies
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from argosy import Data
+from argosy import Data, Ragged
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
 from argosy.stream.opening import open_sources
@@ -84,6 +85,46 @@ class Flips(studies.Vectors):
 def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
     with pytest.raises(StudyError, match=r"Flips\) draws for sample 0 from its own generator"):
         source(Flips(30))
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def seldom(sample: Any) -> Any:
+    return (-sample[0] if GENERATOR.random() < 0.01 else sample[0]), sample[1]
+
+
+def seldom_by(generator: np.random.Generator, sample: Any) -> Any:
+    return (-sample[0] if generator.random() < 0.01 else sample[0]), sample[1]
+
+
+class Seldom:
+    """A function with a generator."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, sample: Any) -> Any:
+        return seldom_by(self.generator, sample)
+
+
+@pytest.mark.parametrize("ragged", [None, (Ragged(max_length=64), None)])
+@pytest.mark.parametrize("then", [Seldom(), seldom, partial(seldom_by, np.random.default_rng(0))])
+def test_an_own_generator_of_then_is_refused_where_samples_do_not_show_it(then: Any, ragged: Any) -> None:
+    with pytest.raises(StudyError, match=r"draws for sample 0 from its own generator"):
+        open_sources(Data(train=studies.Vectors(30), then=then, ragged=ragged), seed=0)
+
+
+class Global(studies.Vectors):
+    """A dataset that draws from a generator of its module, with an effect on few samples."""
+
+    def __getitem__(self, index):
+        return seldom(super().__getitem__(index))
+
+
+def test_a_generator_of_the_module_is_refused_where_samples_do_not_show_it() -> None:
+    with pytest.raises(StudyError, match=r"Global\) draws for sample 0 from its own generator"):
+        source(Global(30))
 
 
 class InPlace(studies.Vectors):
