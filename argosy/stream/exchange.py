@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from argosy.errors.traces import first_line
 from argosy.protocol.feeder import Team
 from argosy.stream.death import fork_process
 from argosy.stream.rendezvous import FORMING, open_store
@@ -116,7 +117,8 @@ def _run_exchange(ring: Ring, team: Team, connection: Connection) -> int:
             connection.send(message)
 
     try:
-        _store = _join_team(team)  # torch alone would not keep it alive
+        store = open_store(team.rendezvous, team.nodes)  # in a variable, because torch alone would not keep it alive
+        dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
         if team.sharing is None:
             tell(MeasuredExchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
@@ -128,7 +130,7 @@ def _run_exchange(ring: Ring, team: Team, connection: Connection) -> int:
     except (EOFError, OSError):
         return 0  # the feeder is gone
     except Exception as error:  # process boundary: report any error to the feeder
-        tell(ExchangeFailed(_format_error(error)))
+        tell(ExchangeFailed(first_line(error)))
         return 1
 
 
@@ -158,15 +160,8 @@ class _BroadcastQueue:
                 if rest:
                     self.queues[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: after any error the exchange is useless
-            self.tell(ExchangeFailed(_format_error(error)))
+            self.tell(ExchangeFailed(first_line(error)))
             os._exit(1)
-
-
-def _join_team(team: Team) -> Any:
-    """Join the process group of a team and return its store."""
-    store = open_store(team.rendezvous, team.nodes)
-    dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
-    return store
 
 
 def _groups(pipeline: Pipeline) -> list[Any]:
@@ -202,7 +197,3 @@ def _exchange(groups: list[Any], memory: torch.Tensor, blocks: list[tuple[Hop, .
         later += map(start, rest)
     for work in later:
         work.wait()
-
-
-def _format_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

@@ -175,7 +175,9 @@ def _memories(holder: Any) -> Iterator[Any]:
         elif issubclass(kind, type):
             inner = tuple(vars(one).values()) if one.__module__ == SENT_BY_VALUE else ()
         else:
-            if issubclass(kind, MEMORY) or (kind in TENSORS and _is_dense(one)):
+            if issubclass(kind, MEMORY) or (
+                kind in TENSORS and one.device.type == "cpu" and one.layout == torch.strided
+            ):
                 yield one
             inner = gc.get_referents(one)
         todo += [value for value in inner if _may_hold(value)]
@@ -185,10 +187,6 @@ def _may_hold(value: Any) -> bool:
     """Return whether a value may hold memory. Sequences of plain values do not: there may be millions, such as file names with classes."""
     kind = type(value)
     return kind not in ATOMS and not ((kind is tuple or kind is list) and ATOMS.issuperset(map(type, value)))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
 def _bounds(memory: Any) -> tuple[int, int]:

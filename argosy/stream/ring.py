@@ -83,7 +83,8 @@ class RingReader:
     def _block(self, slot: int, place: Place, fixed: bool, marks: tuple[ShardMark, ...]) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
         # Fires when the last array or tensor derived from the lease is freed.
-        weakref.finalize(lease, _release, self.peer, slot).atexit = False
+        # If the feeder is gone, `send` does nothing, and nothing has to be released.
+        weakref.finalize(lease, self.peer.send, slot).atexit = False
         layout: Layout = self.layouts[place.split]
         block = layout.block(place, lease)
         block.fixed, block.marks = fixed, marks
@@ -95,11 +96,6 @@ class RingReader:
             self._unpin()
             self._unpin = None
         self.peer.close()
-
-
-def _release(peer: Peer, slot: int) -> None:
-    # If the feeder is gone, `send` does nothing, and nothing has to be released.
-    peer.send(slot)
 
 
 def _map(descriptor: int) -> Memory:

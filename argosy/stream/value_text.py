@@ -273,7 +273,7 @@ class ValueText:
         self.note_installed(type(value).__module__)
         match value:
             case _ if isinstance(value, NAMED):
-                self.note_installed(_module_of(value))
+                self.note_installed(getattr(getattr(value, "__objclass__", value), "__module__", None))
                 return re.sub(r"0x[0-9a-f]+", "", repr(value))
             case PurePath():
                 return self.of(str(value))
@@ -318,13 +318,6 @@ class ValueText:
 def part_key(part: Part) -> Hashable:
     """Return a part's key: its global name and namespace (None and 0 for others), and its identity."""
     return (part.name, part.namespace, id(part.value)) if isinstance(part, Global) else (None, 0, id(part))
-
-
-def _module_of(value: Any) -> str | None:
-    """Return the module of an object written in C."""
-    holder = getattr(value, "__objclass__", value)
-    module: str | None = getattr(holder, "__module__", None)
-    return module
 
 
 def part_name(part: Part) -> str:

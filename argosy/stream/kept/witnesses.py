@@ -56,11 +56,6 @@ class Note(NamedTuple):
     content: str | None
     """Digest of a file's content, if it was read."""
 
-    @classmethod
-    def parse(cls, line: str) -> "Note":
-        """Parse a note from its line. Raises ValueError or TypeError if that is not possible."""
-        return cls(*json.loads(line))
-
 
 @dataclass(frozen=True, slots=True)
 class Roots:
@@ -194,7 +189,7 @@ def why_stale(folder: Path, roots: Roots) -> str:
     with contextlib.suppress(FileNotFoundError):
         for line in (folder / NOTES).read_text(errors="surrogateescape").splitlines():
             try:
-                note = Note.parse(line)
+                note = Note(*json.loads(line))
             except (ValueError, TypeError):
                 return "the list of the files that were read is damaged"
             key = note.kind, note.root, note.name
