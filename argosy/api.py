@@ -61,6 +61,7 @@ __all__ = [
 ]
 
 C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T", Settings, Search)
 
 
 def ray_cluster(address: str | None = None) -> Launcher:
@@ -123,28 +124,7 @@ def train(
     fails or diverges causes a MemberFailed warning with the reason, and the others are trained to the end; with `raise_on_failure` a
     MemberError then names all of them.
     """
-    settings = Settings(
-        devices=devices,
-        policy=policy,
-        nodes=nodes,
-        sharing=sharing,
-        preparing_nodes=preparing_nodes,
-        packing=packing,
-        numerics=numerics,
-        like=like,
-        compile=compile,
-        time_limit=time_limit,
-        loader_workers=loader_workers,
-        cores=cores,
-        block_size=block_size,
-        keep_bytes=keep_bytes,
-        checkpoint_seconds=checkpoint_seconds,
-        hang_seconds=hang_seconds,
-        threads=threads,
-        retry_failed=retry_failed,
-        on_end=on_end,
-        on_diverged=on_diverged,
-    )
+    settings = _from_arguments(Settings, locals())  # locals() holds only the arguments yet
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
     folder = Path("runs", _script()) if directory is None else user_path(directory)
@@ -155,6 +135,11 @@ def train(
     _print_in_script(report, quiet=quiet)
     (raise_failures if raise_on_failure else warn_of_failures)(report.rows)
     return report
+
+
+def _from_arguments(kind: type[T], arguments: Mapping[str, Any]) -> T:
+    """Return `Settings` or a `Search` from the arguments of a call, which have the names of its fields."""
+    return kind(**{one.name: arguments[one.name] for one in fields(kind)})
 
 
 def _script() -> str:
@@ -303,25 +288,7 @@ def tune(
             f"fresh is {fresh!r}; for a search it must be True or False, where True starts the whole search over. Single trials "
             "cannot start over."
         )
-    arguments: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
-    search = Search(
-        **arguments,
-        scheduler=scheduler,
-        eta=eta,
-        n_trials=n_trials,
-        epochs_per_generation=epochs_per_generation,
-        brackets=brackets,
-        at_once=at_once,
-        objective=objective,
-        mode=mode,
-        constraints=constraints,
-        sampler=sampler,
-        enqueue=enqueue,
-        seed=seed,
-        validations_per_epoch=validations_per_epoch,
-        warm=warm,
-        packs=packs,
-    )
+    search = _from_arguments(Search, locals())
     place, chosen = _launcher(launcher), Settings(**settings)
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}

@@ -335,6 +335,17 @@ def test_train_spells_the_settings_as_they_are_declared() -> None:
         assert (spelled[name].default, spelled[name].annotation) == (parameter.default, parameter.annotation), name
 
 
+def test_tune_spells_a_search_as_it_is_declared() -> None:
+    import inspect
+
+    import argosy.api
+    from argosy.tuning.search import Search
+
+    spelled, declared = (inspect.signature(one).parameters for one in (argosy.api.tune, Search))
+    for name in declared.keys() - {"build", "space", "data", "max_epochs"}:  # `tune` takes these from a `Search`, too
+        assert (spelled[name].default, spelled[name].annotation) == (declared[name].default, declared[name].annotation)
+
+
 def run_script(folder: Path, text: str, *, stdin: bool = False, file: str = "script.py") -> str:
     """Run a script from a file, or from standard input, without a source file as in a notebook; return its output."""
     (folder / file).write_text(text)
