@@ -177,9 +177,8 @@ class Member:
         # Noted now, because variables of the script may change before the member is used.
         object.__setattr__(self, "_outside", {name: Outside.of(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
-        _check_functions(self)
         _check_steps(self)
-        _check_calls(self)
+        _check_functions(self)
         _check_metrics(self)
         for name in ("subset", "val_subset"):
             if getattr(self, name) is not None:
@@ -227,19 +226,6 @@ def _check_numbers(member: Member) -> None:
     check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
 
 
-def _check_functions(member: Member) -> None:
-    for name, (_, form) in CALLS.items():
-        what, value = f"member {member.name!r}: {name}", getattr(member, name)
-        if value is None and name != "model":
-            continue
-        if name in BUILT:
-            check_factory(what, value, BUILT[name])
-            continue
-        check_callable(what, value, form)
-        if name != "schedule":
-            check_instance(what, value)
-
-
 def _check_steps(member: Member) -> None:
     """Raise StudyError unless exactly one field computes the loss and one updates the weights."""
     if (member.optimizer is None) == (member.optimizers is None):
@@ -263,14 +249,21 @@ def _check_steps(member: Member) -> None:
             )
 
 
-def _check_calls(member: Member) -> None:
-    """Raise StudyError unless every function accepts the arguments it is called with; `_check_steps` must have passed before."""
+def _check_functions(member: Member) -> None:
+    """Raise StudyError unless every function can be called with its arguments; `_check_steps` must have passed before."""
     for name, (arguments, form) in CALLS.items():
-        value = getattr(member, name)
-        if value is not None:
-            moves = name == "step" and member.optimizers is not None
-            form = "a function: (model, batch, optimizers) -> loss" if moves else form
-            check_takes(f"member {member.name!r}: {name}", value, arguments + moves, form)
+        what, value = f"member {member.name!r}: {name}", getattr(member, name)
+        if value is None and name != "model":
+            continue
+        if name in BUILT:
+            check_factory(what, value, BUILT[name])
+        else:
+            check_callable(what, value, form)
+        if name not in BUILT and name != "schedule":
+            check_instance(what, value)
+        moves = name == "step" and member.optimizers is not None
+        form = "a function: (model, batch, optimizers) -> loss" if moves else form
+        check_takes(what, value, arguments + moves, form)
 
 
 def _check_metrics(member: Member) -> None:
