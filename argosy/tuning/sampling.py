@@ -267,6 +267,8 @@ class Sampling:
         self.points: dict[GridKey, dict[str, Any]] | None = _grid_points(space) if grid else None
         """Points of a grid that no trial has used yet, in order, by `_grid_key`."""
         self._trials: list[optuna.Trial] = []
+        self.changed: set[int] = set()
+        """Numbers of the trials with changes that are not in Optuna's storage yet."""
         if not callable(space):
             _check_distributions(space)
 
@@ -363,6 +365,7 @@ class Sampling:
 
         With several objectives, Optuna accepts no values before a trial is complete.
         """
+        self.changed.add(number)
         if len(self.modes) == 1:
             self._trials[number].report(value, sections)
         if constrained:
@@ -372,6 +375,7 @@ class Sampling:
 
     def end(self, number: int, outcome: Outcome, values: Sequence[float]) -> None:
         """Record how a trial ended, and its value of each objective."""
+        self.changed.add(number)
         self.study.tell(number, values if outcome == "complete" else None, STATES[outcome])
 
     def frozen_trials(self) -> list[FrozenTrial]:
@@ -390,6 +394,7 @@ class Sampling:
         finally:
             self._shown.asking = False
         self._trials.append(trial)
+        self.changed.add(trial.number)
         strange = {name: value for name, value in trial.params.items() if not isinstance(value, PLAIN)}
         if strange or not trial.params:
             raise StudyError(

@@ -10,16 +10,15 @@ one per rung. A trial may also be several members at once, for example folds: th
 and their mean is the trial's result.
 """
 
-import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import StudyError
 from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
-from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
+from argosy.results.fold import FINAL_STATUSES, RunState
 from argosy.running.control.clone import link_checkpoint, newest_checkpoint
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.running.directory.identity import Identity
@@ -28,16 +27,15 @@ from argosy.running.launch.launcher import Job
 from argosy.running.search.populations import Population
 from argosy.running.search.rungs import PackPolicy
 from argosy.running.search.terms import check_terms, terms_of
-from argosy.running.search.trials import Trial, build_members
-from argosy.stopping import MaxEpochs
-from argosy.study import Member, Study
+from argosy.running.search.trial_table import TrialTable
+from argosy.running.search.trials import Trial
+from argosy.study import Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
-from argosy.tuning.objectives import Objectives
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import Outcome, Sampling, StorageMirror, default_sampler
-from argosy.tuning.scheduler import Scheduler, is_out
+from argosy.tuning.sampling import Sampling, StorageMirror, default_sampler
+from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import default_wave_size, explain_no_learning, groups, waves
 
@@ -52,11 +50,10 @@ class Tuner:
 
     def __init__(self, search: Search) -> None:
         self.search = search
-        self.objectives: Objectives = search.objectives
         grid = search.scheduler == "grid"
         self.sampling: Sampling = Sampling(
             search.space,
-            modes=[*self.objectives.modes.values()],
+            modes=[*search.objectives.modes.values()],
             seed=search.seed,
             sampler=search.sampler,
             grid=grid,
@@ -74,24 +71,13 @@ class Tuner:
             generation=search.epochs_per_generation * search.validations_per_epoch,
             seed=search.seed,
         )
+        self.table: TrialTable = TrialTable(search, self.scheduler, self.sampling)
         self.population: Population | None = self._population()
         """Population of scheduler ``pbt``, in which clones take over weights; None for other schedulers."""
         self.waves: tuple[range, ...] = self._waves()
         """Numbers of the trials that are sampled together, once all earlier ones are settled."""
         self.learns: bool = self.sampling.learns and len(self.waves) > 1
         self.copy: StorageMirror | None = None
-        self.members: list[Member] = []
-        self.trials: list[Trial] = []
-        self.trial_of: dict[str, Trial] = {}
-        """Trials by the name of a member."""
-        self._open: dict[int, Trial] = {}
-        """Trials that may still improve."""
-        self._ended: dict[str, str] = {}
-        """Why the search ended members under its present terms, by member; these decisions are final."""
-        self._older: set[str] = set()
-        """Members that ended under earlier terms, and may continue under the present ones."""
-        self._changed: set[int] = set()
-        """Numbers of trials with changes that are not in Optuna's storage yet."""
 
     @classmethod
     def of(cls, search: Search, events: Sequence[Event]) -> "Tuner":
@@ -118,7 +104,7 @@ class Tuner:
         return Population(
             scheduler=self.scheduler,
             sampling=self.sampling,
-            build=lambda parameters: self._build(0, parameters, dict(parameters), None)[1][0],
+            build=lambda parameters: self.table.build(0, parameters, dict(parameters), None)[1][0],
             sections=self.search.validations_per_epoch,
         )
 
@@ -145,7 +131,7 @@ class Tuner:
     @property
     def study(self) -> Study:
         """The study of all members so far."""
-        return self.search.study(self.members)
+        return self.search.study(self.table.members)
 
     @property
     def policy(self) -> PackPolicy | None:
@@ -155,7 +141,7 @@ class Tuner:
         return None if packing is None else PackPolicy(name=packs, packing=packing, candidate=self._candidate)
 
     def _candidate(self, member: str) -> tuple[int, Candidate] | None:
-        trial = self.trial_of.get(member)
+        trial = self.table.of_member(member)
         if trial is None:
             return None
         candidate = Candidate(name=member, batch_size=trial.member.batch_size, parameters=trial.parameters)
@@ -165,59 +151,40 @@ class Tuner:
 
     def replay(self, events: Sequence[Event], state: RunState) -> None:
         """Restore the state that earlier drivers journaled; raises RunError if they ran no search, or another one."""
-        if not any(isinstance(event, RunStarted) for event in events):
+        started = next((place for place, event in enumerate(events) if isinstance(event, RunStarted)), None)
+        if started is None:
             return  # no driver has trained yet, so the terms may have been changed since
-        terms: Mapping[str, Any] | None = None
-        kept: list[Event] = []
-        begun = False
-        for event in events:
-            begun = begun or isinstance(event, RunStarted)
-            if isinstance(event, SearchBegan):
-                terms = event.terms
-                if not begun:
-                    kept.clear()  # from an earlier driver that never started to train
-            kept.append(event)
-        check_terms(terms, self.terms)
+        terms = [event.terms for event in events if isinstance(event, SearchBegan)]
+        check_terms(terms[-1] if terms else None, self.terms)
         then = RunState() if self.learns else state
         present = False
-        for event in kept:
+        # Drivers before the last of these never started to train.
+        begun = (place for place, event in enumerate(events[:started]) if isinstance(event, SearchBegan))
+        for event in events[max(begun, default=0) :]:
             if self.learns:
                 then.apply(event)  # the state when the sampler was asked
             if isinstance(event, SearchBegan):
                 present = event.terms == self.terms
             elif isinstance(event, MemberEnded) and event.status == "done":
-                self._note_end(event, present=present)
+                self.table.note_end(event, present=present)
             elif isinstance(event, Proposed):
                 self._replay_proposal(event, then)
-        self._handle_all(state)
-
-    def _note_end(self, event: MemberEnded, *, present: bool) -> None:
-        """Record whether a member ended under the present terms."""
-        if present:
-            self._ended[event.member] = event.reason
-            self._older.discard(event.member)
-        else:
-            self._older.add(event.member)
+        self.table.catch_up(state)
 
     def _replay_proposal(self, event: Proposed, state: RunState) -> None:
-        if event.trial < len(self.trials):
-            trial = self.trials[event.trial]
-            self._report_sections(trial, state)
+        if event.trial < len(self.table.trials):
+            trial = self.table.trials[event.trial]
+            self.table.report_sections(trial, state)
             assert event.sections is not None
-            self._begin_anew(trial, event.sections)
+            self.table.begin_anew(trial, event.sections)
         else:
             if self.learns and any(event.trial == wave.start for wave in self.waves):
-                self._handle_all(state)
-            self._add_trial(*self.sampling.again(event.parameters), sections=event.sections)
-
-    def _handle_all(self, state: RunState) -> None:
-        for trial in self.trials:
-            self._report_sections(trial, state)
-        self._handle_over(state)
+                self.table.catch_up(state)
+            self.table.add(*self.sampling.again(event.parameters), sections=event.sections)
 
     def check_enqueued(self) -> None:
         """Raise StudyError if more enqueued parameters wait than trials are left."""
-        waiting, room = len(self.sampling.waiting), max(self.total - len(self.trials), 0)
+        waiting, room = len(self.sampling.waiting), max(self.total - len(self.table.trials), 0)
         if waiting > room:
             raise StudyError(
                 f"enqueue has {waiting} trials that this directory has not started, but the search has room for {room} more. "
@@ -244,11 +211,11 @@ class Tuner:
         """Copy the search to Optuna's storage, and keep the copy up to date from now on."""
         self.copy = StorageMirror(directory, store, modes=self.sampling.modes)
         self.copy.settle(self.sampling.frozen_trials())
-        self._changed.clear()
+        self.sampling.changed.clear()
 
     def leave(self, state: RunState) -> None:
         """Write the last results of the run to the storage; raises RunError if that fails."""
-        self._sweep(state)
+        self.table.sweep(state)
         self._write()
         if self.copy is not None:
             self.copy.close()
@@ -257,16 +224,16 @@ class Tuner:
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """Implement `Judge.verdict` by asking the scheduler; members that are no trials continue."""
-        trial = self.trial_of.get(member)
+        trial = self.table.of_member(member)
         if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
         own_state = state.member(member)
-        self._report_sections(trial, state)
+        self.table.report_sections(trial, state)
         why = trial.shared_end_reason(own_state, state)
         if why is not None:
             return Verdict(Fate.END, why)
-        if member in self._ended and own_state.status == "done":
-            return Verdict(Fate.END, self._ended[member])
+        if member in self.table.ended and own_state.status == "done":
+            return Verdict(Fate.END, self.table.ended[member])
         if trial.sections is not None:
             # The member's stopping rule ends it at its rung; the trial may then continue as another member.
             return self._go_on_verdict(trial, max(trial.sections - len(own_state.history), 1))
@@ -286,19 +253,20 @@ class Tuner:
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """Return the resting members that may now train further, or must end."""
-        self._sweep(state)
-        return [name for name in resting if name in self.trial_of and self._is_called(name, state)]
+        self.table.sweep(state)
+        trials = ((name, self.table.of_member(name)) for name in resting)
+        return [name for name, trial in trials if trial is not None and self._is_called(trial, name, state)]
 
-    def _is_called(self, name: str, state: RunState) -> bool:
-        trial, own_state = self.trial_of[name], state.member(name)
+    def _is_called(self, trial: Trial, name: str, state: RunState) -> bool:
+        own_state = state.member(name)
         if self.scheduler.budget(trial.number) > len(own_state.history) or self.scheduler.out(trial.number) is not None:
             return True
         return trial.shared_end_reason(own_state, state) is not None
 
     def epochs_to_come(self, state: RunState) -> float:
         """Return the epochs that all trials together have left, as far as is known."""
-        done = sum(len(state.member(member.name).own_sections) for member in self.members)
-        several = len(self.trials[0].members) if self.trials else 1
+        done = sum(len(state.member(member.name).own_sections) for member in self.table.members)
+        several = len(self.table.trials[0].members) if self.table.trials else 1
         in_all = self.scheduler.expected_sections(again=not self.search.warm) * several
         return max(in_all - done, 0) / self.search.validations_per_epoch
 
@@ -306,9 +274,9 @@ class Tuner:
 
     def found(self, state: RunState) -> Sequence[Constrained]:
         """Return the constraint values of trials that are not journaled yet."""
-        if self.objectives.constraints is None:
+        if self.search.constraints is None:
             return ()
-        constrained = {trial.name: trial.constrained for trial in self.trials if trial.reached}
+        constrained = {trial.name: trial.constrained for trial in self.table.trials if trial.reached}
         return [
             Constrained(member=name, values=values)
             for name, values in constrained.items()
@@ -318,16 +286,20 @@ class Tuner:
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """Propose trials that start from scratch at their next rung, and new trials."""
         self._write()
-        again = [self._propose_again(trial) for trial in list(self._open.values()) if self._has_next_rung(trial, state)]
+        again = [
+            self._propose_again(trial) for trial in list(self.table.open.values()) if self._has_next_rung(trial, state)
+        ]
         return [*again, *self._propose(self._count(state), state)]
 
     def _count(self, state: RunState) -> int:
         """Return how many new trials may be sampled now."""
-        begun = len(self.trials)
+        begun = len(self.table.trials)
         count = self.scheduler.wanted_trials(begun)
         wave = next((wave for wave in self.waves if begun in wave), None)
         if count and wave is not None:
-            settled = all(self._is_settled(trial, state) for trial in self._open.values() if trial.number < wave.start)
+            settled = all(
+                self._is_settled(trial, state) for trial in self.table.open.values() if trial.number < wave.start
+            )
             count = min(count, wave.stop - begun) if settled else 0
         if count and self.search.at_once is not None and not self.learns:
             count = min(count, max(self.search.at_once - self._training(state), 0))
@@ -347,16 +319,16 @@ class Tuner:
 
     def has_more(self, state: RunState) -> bool:
         """Return whether trials may still be added, or start from scratch at a next rung."""
-        self._sweep(state)
-        begin_anew = any(self._has_next_rung(trial, state) for trial in self._open.values())
-        return begin_anew or self.scheduler.wanted_trials(len(self.trials)) > 0
+        self.table.sweep(state)
+        begin_anew = any(self._has_next_rung(trial, state) for trial in self.table.open.values())
+        return begin_anew or self.scheduler.wanted_trials(len(self.table.trials)) > 0
 
     def _training(self, state: RunState) -> int:
         """Return the number of trials that train or are about to, including those that have used their budget but are still leaving."""
         return sum(
             trial.reported_sections < self.scheduler.budget(trial.number)
             or any(one.status == "training" for one in trial.here(state))
-            for trial in self._open.values()
+            for trial in self.table.open.values()
         )
 
     def _has_next_rung(self, trial: Trial, state: RunState) -> bool:
@@ -374,15 +346,15 @@ class Tuner:
             yield newcomer
 
     def _propose_one(self, state: RunState) -> Newcomer | None:
-        number = len(self.trials)
+        number = len(self.table.trials)
         source = None if self.population is None else self.population.source(number)
         if source is not None:
-            return self._propose_clone(self.trials[source], state)
+            return self._propose_clone(self.table.trials[source], state)
         parameters, built_from = self.sampling.ask()
         if self.population is not None:
             self.population.changeable_parameters(parameters)
         sections = None if self.search.warm else self.scheduler.budget(number)
-        return self._newcomer(self._add_trial(parameters, built_from, sections=sections))
+        return self._newcomer(self.table.add(parameters, built_from, sections=sections))
 
     def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
         """Propose a clone; returns None while its source has not saved its current state."""
@@ -391,13 +363,13 @@ class Tuner:
         if source_state.status not in FINAL_STATUSES and not self.population.is_saved(source, source_state):
             return None
         parameters = self.population.explored(source)
-        trial = self._add_trial(*self.sampling.again(parameters), sections=None)
+        trial = self.table.add(*self.sampling.again(parameters), sections=None)
         return replace(
             self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_checkpoint(source_state))
         )
 
     def _propose_again(self, trial: Trial) -> Newcomer:
-        self._begin_anew(trial, self.scheduler.budget(trial.number))
+        self.table.begin_anew(trial, self.scheduler.budget(trial.number))
         return self._newcomer(trial)
 
     def _newcomer(self, trial: Trial) -> Newcomer:
@@ -412,118 +384,9 @@ class Tuner:
         )
         return Newcomer(members=trial.members, proposed=proposed)
 
-    def _add_trial(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
-        number = len(self.trials)
-        name, members = self._build(number, parameters, built_from, sections)
-        trial = Trial(
-            number=number,
-            parameters=parameters,
-            built_from=built_from,
-            name=name,
-            members=members,
-            sections=sections,
-        )
-        self.trials.append(trial)
-        self._open[number] = trial
-        self._enter(trial)
-        return trial
-
-    def _begin_anew(self, trial: Trial, sections: int) -> None:
-        """Continue a trial as another member, which trains for `sections` sections."""
-        suffix = f"{trial.number}-s{sections}"
-        trial.begin_anew(*self._build(suffix, trial.parameters, trial.built_from, sections), sections)
-        self._enter(trial)
-
-    def _enter(self, trial: Trial) -> None:
-        self.members += trial.members
-        self.trial_of.update(dict.fromkeys(trial.names, trial))
-        self._changed.add(trial.number)
-
-    def _build(
-        self, suffix: object, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
-    ) -> tuple[str, tuple[Member, ...]]:
-        built = self.search.member(dict(built_from), sections or self.search.most)
-        epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
-        name, members = build_members(built, parameters, f"{suffix}", MaxEpochs(epochs))
-        if len(members) > 1 and self.search.scheduler == "pbt":
-            raise StudyError(
-                f"build({dict(parameters)}) returned {len(members)} members, but scheduler 'pbt' clones trials of "
-                "one member. Return one member, or choose another scheduler."
-            )
-        for one in members:
-            self.search.check_reported(one)
-        return name, members
-
-    # ---- results of trials
-
-    def _report_sections(self, trial: Trial, state: RunState) -> None:
-        """Report a trial's best result so far to the scheduler and Optuna, for each new section.
-
-        The scheduler of a population gets the current value instead.
-        """
-        if trial.number not in self._open:
-            return  # its last report was made when it ended
-        states = trial.here(state)
-        for sections, value in trial.new_sections(states, self.objectives):
-            reached = trial.reached if self.population is None else {self.objectives.first: value}
-            cost = self.objectives.cost(reached, trial.constrained)
-            self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess)
-            self.sampling.report(trial.number, sections, trial.best, trial.constrained)
-            self._changed.add(trial.number)
-
-    def _sweep(self, state: RunState) -> None:
-        """Check which trials have ended since the last time."""
-        # This needs the current state: in an earlier one, members that had ended when the terms changed may still be training.
-        self._older = {name for name in self._older if state.member(name).status in FINAL_STATUSES}
-        self._handle_over(state)
-
-    def _handle_over(self, state: RunState) -> None:
-        """Handle the trials that are over in a state: the current one, or the one when the sampler was asked."""
-        for trial in list(self._open.values()):
-            states = trial.here(state)
-            under_way = [one for one in states if one.status not in FINAL_STATUSES]
-            wrong = next((one for one in states if one.status in FINAL_STATUSES and one.status != "done"), None)
-            if wrong is not None or not under_way:
-                self._handle_ended(trial, states, wrong, state)
-            elif states[0].inherited is not None and not trial.reported_sections:
-                self._report_sections(trial, state)
-
-    def _handle_ended(
-        self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState
-    ) -> None:
-        """End a trial whose members have all ended, or one of which has failed, unless the trial may continue."""
-        out = self.scheduler.out(trial.number) is not None
-        older = wrong is None and any(one.name in self._older for one in here)
-        # A trial that ended by its own rule does not continue under new terms either.
-        older = older and trial.first_ended(here) is None
-        if trial.sections is not None or not older or out:
-            self._report_sections(trial, state)
-            if out or wrong is not None or not trial.is_between_rungs(here, self.search.most):
-                self._end(trial, here, wrong)
-
-    def _end(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None) -> None:
-        outcome: Outcome = "failed"
-        if wrong is None:
-            self._ended.update((one.name, one.reason) for one in here)
-            over = trial.first_ended(here) is not None
-            # If neither the scheduler nor its present rule explains the end, an earlier version of the rule ended it.
-            out = self.scheduler.out(trial.number) is not None or is_out(here[0].reason)
-            # If a trial starts from scratch at each rung, the rule of its last member is that of the rung.
-            outcome = "pruned" if out and (trial.sections is not None or not over) else "complete"
-        elif len(here) > 1:
-            trial.failed = f"{wrong.name} {wrong.status}"
-        if outcome == "complete":
-            self.scheduler.close(trial.number)
-        elif outcome == "failed":
-            self.scheduler.fail(trial.number)
-        values = self.objectives.values(trial.reached)
-        self.sampling.end(trial.number, "failed" if any(map(math.isnan, values)) else outcome, values)
-        self._changed.add(trial.number)
-        del self._open[trial.number]
-
     def _write(self) -> None:
         """Write the changed trials to Optuna's storage."""
-        if self.copy is not None and self._changed:
+        if self.copy is not None and self.sampling.changed:
             trials = self.sampling.frozen_trials()
-            self.copy.show([trials[number] for number in sorted(self._changed)])
-            self._changed.clear()
+            self.copy.show([trials[number] for number in sorted(self.sampling.changed)])
+            self.sampling.changed.clear()
