@@ -1,4 +1,4 @@
-"""The decisions of a search: its trials, how far each one trains, and which ones continue. All are pure, except `sampling`, which uses Optuna.
+"""The decisions of a search: its trials, how far each one trains, and which ones continue. All are pure, except `sampling` and `mirror`, which use Optuna.
 
 To add a scheduler, write one file with a subclass of ``scheduler.Scheduler``, and a line in `make_scheduler`.
 """

@@ -299,7 +299,7 @@ class SearchReport:
 
         Raises StudyError if that is not installed.
         """
-        from argosy.tuning.sampling import write_plots  # imports Optuna
+        from argosy.tuning.mirror import write_plots  # imports Optuna
 
         if self.study is None:
             raise RunError(

@@ -72,7 +72,7 @@ def another_owner() -> None:
 
 def locked_storage(patch: pytest.MonkeyPatch) -> None:
     """Run a search whose results cannot be written to the storage."""
-    from argosy.tuning.sampling import StorageMirror
+    from argosy.tuning.mirror import StorageMirror
 
     def refuse(*_: Any) -> None:
         raise OSError("database is locked")
@@ -98,7 +98,7 @@ def failed() -> None:
 
 def without_optuna(patch: pytest.MonkeyPatch) -> None:
     """Act as if Optuna were not installed."""
-    for name in ("argosy.running.search.tuner", "argosy.tuning.sampling"):
+    for name in ("argosy.running.search.tuner", "argosy.tuning.sampling", "argosy.tuning.optuna_package"):
         patch.delitem(sys.modules, name, raising=False)
     patch.setitem(sys.modules, "optuna", None)
     tune()

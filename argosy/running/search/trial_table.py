@@ -46,12 +46,7 @@ class TrialTable:
         number = len(self.trials)
         name, members = self.build(number, parameters, built_from, sections)
         trial = Trial(
-            number=number,
-            parameters=parameters,
-            built_from=built_from,
-            name=name,
-            members=members,
-            sections=sections,
+            number=number, parameters=parameters, built_from=built_from, name=name, members=members, sections=sections
         )
         self.trials.append(trial)
         self.open[number] = trial

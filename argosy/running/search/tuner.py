@@ -32,9 +32,10 @@ from argosy.running.search.trials import Trial
 from argosy.study import Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
+from argosy.tuning.mirror import StorageMirror
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import Sampling, StorageMirror, default_sampler
+from argosy.tuning.sampling import Sampling, default_sampler
 from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import default_wave_size, explain_no_learning, groups, waves
@@ -50,13 +51,12 @@ class Tuner:
 
     def __init__(self, search: Search) -> None:
         self.search = search
-        grid = search.scheduler == "grid"
         self.sampling: Sampling = Sampling(
             search.space,
             modes=[*search.objectives.modes.values()],
             seed=search.seed,
             sampler=search.sampler,
-            grid=grid,
+            grid=search.scheduler == "grid",
             first=search.enqueue,
         )
         points = self.sampling.points
@@ -136,8 +136,8 @@ class Tuner:
     @property
     def policy(self) -> PackPolicy | None:
         """Policy that packs rungs; None if the planner packs."""
-        packs, seed = self.search.packs, self.search.seed
-        packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
+        packs = self.search.packs
+        packing = make_packing(packs, seed=self.search.seed, choices=self.sampling.choices)
         return None if packing is None else PackPolicy(name=packs, packing=packing, candidate=self._candidate)
 
     def _candidate(self, member: str) -> tuple[int, Candidate] | None:
@@ -276,11 +276,10 @@ class Tuner:
         """Return the constraint values of trials that are not journaled yet."""
         if self.search.constraints is None:
             return ()
-        constrained = {trial.name: trial.constrained for trial in self.table.trials if trial.reached}
         return [
-            Constrained(member=name, values=values)
-            for name, values in constrained.items()
-            if state.constrained.get(name) != values
+            Constrained(member=trial.name, values=trial.constrained)
+            for trial in self.table.trials
+            if trial.reached and state.constrained.get(trial.name) != trial.constrained
         ]
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
@@ -307,10 +306,8 @@ class Tuner:
 
     def _is_settled(self, trial: Trial, state: RunState) -> bool:
         """Return whether an open trial rests until other trials have reached its rung."""
-        if (
-            trial.reported_sections < self.scheduler.budget(trial.number)
-            or self.scheduler.out(trial.number) is not None
-        ):
+        out = self.scheduler.out(trial.number) is not None
+        if out or trial.reported_sections < self.scheduler.budget(trial.number):
             return False
         states = trial.here(state)
         if min(len(one.history) for one in states) < trial.reported_sections:
@@ -364,9 +361,8 @@ class Tuner:
             return None
         parameters = self.population.explored(source)
         trial = self.table.add(*self.sampling.again(parameters), sections=None)
-        return replace(
-            self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_checkpoint(source_state))
-        )
+        cloned = self.population.cloned(trial, source, newest_checkpoint(source_state))
+        return replace(self._newcomer(trial), cloned=cloned)
 
     def _propose_again(self, trial: Trial) -> Newcomer:
         self.table.begin_anew(trial, self.scheduler.budget(trial.number))

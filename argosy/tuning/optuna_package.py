@@ -1,0 +1,33 @@
+"""Optuna, from the extra `tune`, and what the modules that use it share. Only this file imports it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from argosy.errors import StudyError
+
+try:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError as _error:
+    raise StudyError(
+        "argosy.tune needs Optuna, which is not installed. Install it: pip install 'argosy[tune]'."
+    ) from _error
+
+__all__ = ["CONSTRAINTS", "DIRECTIONS", "JournalFileBackend", "SQLAlchemyError", "optuna", "silence_optuna"]
+
+DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
+CONSTRAINTS = "constraints"
+"""Attribute under which samplers look for a trial's constraint values."""
+
+
+@contextlib.contextmanager
+def silence_optuna() -> Iterator[None]:
+    """Silence Optuna's log lines about new studies and trials."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

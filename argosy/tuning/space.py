@@ -1,0 +1,81 @@
+"""The space of a search as distributions by name: the points of a grid, and the neighbours of a value."""
+
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.tuning.optuna_package import optuna
+
+__all__ = ["GridKey", "check_distributions", "count_values", "grid_key", "grid_points", "list_values", "neighbor"]
+
+GridKey = frozenset[tuple[str, Any]]
+FACTORS = (0.8, 1.2)
+"""Factors by which a clone's numeric parameters change."""
+
+
+def check_distributions(space: Mapping[str, Any]) -> None:
+    for name, distribution in space.items():
+        if not isinstance(distribution, optuna.distributions.BaseDistribution):
+            raise StudyError(
+                f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
+                "FloatDistribution(1e-4, 1e-1, log=True) or optuna.distributions.CategoricalDistribution(['sgd', 'adam'])."
+            )
+
+
+def grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:
+    """Return all points of a finite space, the last parameter changing fastest."""
+    if callable(space):
+        raise StudyError(
+            "scheduler 'grid' needs a space of named distributions, but space is a function. Pass a dictionary."
+        )
+    check_distributions(space)
+    axes = {name: list_values(name, distribution) for name, distribution in space.items()}
+    points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    return {grid_key(point): point for point in points}
+
+
+def grid_key(point: Mapping[str, Any]) -> GridKey:
+    """Return a key for a point of a grid; floats are rounded, so that 0.30000000000000004 equals 0.3."""
+    rounded = {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in point.items()}
+    return frozenset(rounded.items())
+
+
+def list_values(name: str, distribution: Any) -> list[Any]:
+    if isinstance(distribution, optuna.distributions.CategoricalDistribution):
+        return list(distribution.choices)
+    if distribution.step is None:
+        raise StudyError(
+            f"scheduler 'grid': {name!r} has infinitely many values. Set step=, or use a choice of values."
+        )
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return [min(low + number * step, high) for number in range(int(count_values(distribution)))]
+
+
+def neighbor(distribution: Any, value: Any, draw: random.Random) -> Any:
+    """Return a neighbouring value of the distribution, or `value` itself if there is none."""
+    if isinstance(distribution, optuna.distributions.CategoricalDistribution):
+        place = distribution.choices.index(value)
+        beside = [*distribution.choices[max(place - 1, 0) : place], *distribution.choices[place + 1 : place + 2]]
+        return draw.choice(beside) if beside else value
+    for factor in draw.sample(FACTORS, 2):  # both, because at the end of a range the first may change nothing
+        change, step = value * (factor - 1.0), distribution.step
+        if step is not None:
+            # At least one step.
+            change = (round(change / step) or math.copysign(1, factor - 1.0)) * step
+        neighbor = type(value)(min(max(value + change, distribution.low), distribution.high))
+        if neighbor != value:
+            return neighbor
+    return value
+
+
+def count_values(distribution: Any) -> float:
+    """Return the number of values of a distribution; infinite if it has no step."""
+    if isinstance(distribution, optuna.distributions.CategoricalDistribution):
+        return len(distribution.choices)
+    if distribution.step is None:
+        return math.inf
+    steps: float = (distribution.high - distribution.low) / distribution.step
+    return round(steps) + 1
