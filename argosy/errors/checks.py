@@ -142,6 +142,7 @@ def _first_few(classes: Any) -> str:
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
     """Raise StudyError unless a function takes this number of arguments and these keywords; functions without a signature pass."""
+    check_callable(what, function, wanted)
     bound = function if isinstance(function, partial) else partial(function)
     try:
         signature = signature_of(bound.func)

@@ -422,12 +422,16 @@ class Report:
         counted_any = any(one.counted for one in self.repetitions.configurations)
         means = EndTable.of_means(self.repetitions, single) if counted_any else None
         table = means or EndTable.of_members(self.rows, self.objective)
+        skipped = (
+            f"{count:,} of {length:,} samples raised and were left out ({split})"
+            for split, (count, length) in self.skipped.items()
+        )
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {format_duration(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
         return Ending(
             best=(*self._best(), *self._last_ensemble()),
-            failures=(*self._skipped, *(row.failure for row in self.rows if row.failed)),
+            failures=(*skipped, *(row.failure for row in self.rows if row.failed)),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
             if failed
             else "",
@@ -471,14 +475,6 @@ class Report:
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
             f"Load an ensemble of all kept sections: {self._load_expression}.ensemble(select='bagged')",
-        )
-
-    @property
-    def _skipped(self) -> tuple[str, ...]:
-        """Return how many samples were left out, one line per split."""
-        return tuple(
-            f"{count:,} of {length:,} samples raised and were left out ({split})"
-            for split, (count, length) in self.skipped.items()
         )
 
     @property

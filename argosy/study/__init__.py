@@ -75,9 +75,10 @@ class Study:
         twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
             raise StudyError(f"Study.members has duplicate names: {', '.join(twice)}. Give each member a unique name.")
-        if both := [name for name in _repeated_networks(self.members) if name in self._by_name]:
+        repeated = (member.repetition.of for member in self.members if member.repetition is not None)
+        if both := next((name for name in repeated if name in self._by_name), ""):
             raise StudyError(
-                f"Study.members has a member {both[0]!r} and members that repeat {both[0]!r}, so a report could not tell the two "
+                f"Study.members has a member {both!r} and members that repeat {both!r}, so a report could not tell the two "
                 "apart. Rename one of them."
             )
         check_whole("Study.seed", self.seed, least=0)
@@ -215,11 +216,6 @@ class Study:
 
 def _as_index_list(indices: Sequence[int] | None) -> list[int] | None:
     return None if indices is None else [*indices]
-
-
-def _repeated_networks(members: Sequence[Member]) -> dict[str, None]:
-    """Return the names of the networks that members repeat, in order."""
-    return dict.fromkeys(member.repetition.of for member in members if member.repetition is not None)
 
 
 def _same_split_names(metric: str, known: Collection[str]) -> list[str]:

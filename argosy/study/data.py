@@ -8,7 +8,6 @@ from argosy.described import document_fields
 from argosy.errors import StudyError
 from argosy.errors.checks import (
     check_arrays,
-    check_callable,
     check_choice,
     check_dataset,
     check_instance,
@@ -65,11 +64,9 @@ class Data:
         for name in ("arrays", "val_arrays"):
             check_arrays(f"Data.{name}", getattr(self, name))
         if self.on_device is not None:
-            check_callable("Data.on_device", self.on_device, "a function: batch -> batch")
             check_instance("Data.on_device", self.on_device)
             check_takes("Data.on_device", self.on_device, 1, "a function: batch -> batch")
         if self.then is not None:
-            check_callable("Data.then", self.then, "a function: sample -> sample")
             check_takes("Data.then", self.then, 1, "a function: sample -> sample")
             if self.train is None:
                 raise StudyError(

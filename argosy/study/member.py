@@ -11,7 +11,6 @@ from argosy.bindings import bound_arguments
 from argosy.described import document_fields
 from argosy.errors import StudyError
 from argosy.errors.checks import (
-    check_callable,
     check_choice,
     check_classes,
     check_factory,
@@ -257,9 +256,7 @@ def _check_functions(member: Member) -> None:
             continue
         if name in BUILT:
             check_factory(what, value, BUILT[name])
-        else:
-            check_callable(what, value, form)
-        if name not in BUILT and name != "schedule":
+        elif name != "schedule":
             check_instance(what, value)
         moves = name == "step" and member.optimizers is not None
         form = "a function: (model, batch, optimizers) -> loss" if moves else form

@@ -166,7 +166,6 @@ class Search:
                     "weights of a trial. Put a metric first, for example 'val_accuracy'."
                 )
         if self.constraints is not None:
-            check_callable("constraints", self.constraints, CONSTRAINTS)
             check_takes("constraints", self.constraints, 1, CONSTRAINTS)
         if self.scheduler in BY_ONE_NUMBER and (len(self.objectives.modes) > 1 or self.constraints is not None):
             raise StudyError(
