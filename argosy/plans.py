@@ -101,8 +101,6 @@ class Placement:
 
     def priced(self, profile: Profile) -> "Placement":
         """Return the same placement at the costs of another profile."""
-        if not self.is_split:
-            return Placement.whole(profile, self.devices[0])
         if not self.shares:
             return Placement.even(profile, self.devices)
         return Placement.uneven(profile, dict(zip(self.devices, self.shares, strict=True)))

@@ -183,6 +183,8 @@ def test_members_are_suspects_until_they_end_the_section_in_which_their_device_w
     there = state.deep_copy()
     state.apply(ended(0, 2, best=True, mark=0.4))
     assert state.suspects == {"n": (-1, -1)}
+    assert there.suspects == {"m": (0, 1), "n": (-1, -1)}
+    assert [len(one.member("m").sections) for one in (there, state)] == [2, 3]
     there.apply(lost("n"))
     assert there.suspects == {"n": (-1, -1)}
     there.apply(BeganAnew(members={"n": "members.old/n-1"}))

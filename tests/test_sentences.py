@@ -13,7 +13,7 @@ from test_diagnosis import TRAINER, feeder
 from views.test_endings import searched as search_of
 
 import argosy
-from argosy.protocol.events import MemberEnded, NodeCame, SharingChosen, Skipped, WorkerLost
+from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
@@ -298,6 +298,9 @@ def test_a_search_that_shared_nothing_saved_nothing_by_sharing(made: Report) -> 
     assert words not in searched(replace(made, preparations=1.0, preparations_alone=1.001))
 
 
+BEGUN = MemberStarted(
+    member="m", device="cpu:0", epoch=0, section=0, stream_epoch=0, position=0, threads=1, mkldnn=True
+)
 NOTICES: Sequence[tuple[str, Any, Any]] = [
     (
         "its members continue from their checkpoints",
@@ -321,6 +324,7 @@ NOTICES: Sequence[tuple[str, Any, Any]] = [
         None,
     ),
     ("n2 has joined: 1 more devices", NodeCame(node="n2", devices=({"id": "n2/cpu:0"},)), None),
+    ("m: uses NumPy", replace(BEGUN, notes=("uses NumPy",)), BEGUN),
 ]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.errors.wording import format_value
 from argosy.export import safetensors
 from argosy.export.exported import About, Combination, Exported
 
@@ -96,8 +97,5 @@ def _describe_ensemble(ensemble: Combination) -> str:
 
 
 def _table(kind: str, values: Mapping[str, Any]) -> str:
-    rows = "\n".join(
-        f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |"
-        for name, value in values.items()
-    )
+    rows = "\n".join(f"| {name} | {format_value(value)} |" for name, value in values.items())
     return f"| {kind} | value |\n|---|---|\n{rows}"

@@ -86,7 +86,7 @@ class Hyperband(Scheduler):
         bracket = self._bracket(trial)
         while not bracket.over:
             budget = bracket.budgets[bracket.rung]
-            if trial in bracket.missing and self.results.at(trial, budget) is not None:
+            if self.results.at(trial, budget) is not None:
                 bracket.missing.discard(trial)
             if bracket.missing:
                 return

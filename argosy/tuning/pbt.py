@@ -48,7 +48,7 @@ class Pbt(Scheduler):
 
     def _reconsider(self, trial: int) -> None:
         """Decide the generations that all trials have finished."""
-        if trial in self._missing and self.results.at(trial, self._mark) is not None:
+        if self.results.at(trial, self._mark) is not None:
             self._missing.discard(trial)
         while self.racing and not self._missing and not (self._whole and self._mark == self.most):
             if self._whole:

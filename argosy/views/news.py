@@ -91,8 +91,7 @@ class News:
 
     def _take_rates(self, message: Progress, now: float) -> None:
         for member, samples in message.samples.items():
-            since, before = self._seen.get(member, (now, samples))
+            since, before = self._seen.setdefault(member, (now, samples))
             if now - since > RATE_SECONDS:
                 self.rates[member] = (samples - before) / (now - since)
-            if now - since > RATE_SECONDS or member not in self._seen:
                 self._seen[member] = (now, samples)

@@ -12,7 +12,6 @@ from argosy.protocol.events import (
     MemberStarted,
     PlanMade,
     Recovered,
-    RunEnded,
     RunStarted,
     Split,
     WorkerLost,
@@ -85,8 +84,6 @@ class Chronicle:
         if isinstance(event, RunStarted):
             # A driver that was killed has not journaled that members left.
             self._leave(list(self._open.values()), before)
-        elif isinstance(event, RunEnded):
-            self._leave(list(self._open.values()), seconds)
         elif isinstance(event, PlanMade):
             for flotilla in Plan.from_json(event.plan).flotillas:
                 self.flotillas += 1

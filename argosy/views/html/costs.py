@@ -11,7 +11,7 @@ __all__ = ["costs"]
 def costs(report: Report) -> Iterator[Block]:
     """Yield CPU seconds of every worker, and joules of the whole machine."""
     if report.cpu_seconds:
-        rows = [(name, [gauge["cpu_seconds"]]) for name, gauge in report.gauges.items() if "cpu_seconds" in gauge]
+        rows = [(name, [gauge["cpu_seconds"]]) for name, gauge in report.gauges.items()]
         bars = Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows) if rows else None
         yield f"All processes used {report.cpu_seconds:,.1f} CPU seconds in {report.seconds:,.1f} s.", bars
     if report.joules:

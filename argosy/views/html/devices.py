@@ -47,7 +47,7 @@ def devices_of(
 
 def idle_share(spans: Collection[Span], seconds: float) -> float:
     """Return the share of a run's time in which no member was on the device of these spans."""
-    busy = sum(end - begin for begin, end, count, _ in _segments(spans) if count)
+    busy = sum(end - begin for begin, end, _, _ in _segments(spans))
     return max(1 - busy / seconds, 0.0) if seconds else 0.0
 
 

@@ -140,7 +140,7 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
                 "number": row.number,
                 "load": row.load,
                 "cells": its,
-                **(_curves_of(row, metrics, moments) if place < MOST_CURVES else {"curves": {}}),
+                **(_curves(row.members, metrics, moments) if place < MOST_CURVES else {"curves": {}}),
             }
             for place, (row, its) in enumerate(zip(rows, cells, strict=True))
         ],
@@ -156,7 +156,7 @@ def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[d
         {
             "label": labels[name],
             "members": places,
-            **_curves([report.rows[at] for at in places], metrics, moments, spread="ci"),
+            **_curves([report.rows[at] for at in places], metrics, moments),
         }
         for name, places in members.items()
         if len(places) > 1
@@ -172,24 +172,13 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else spelled(value)
 
 
-def _curves_of(row: PageRow, metrics: Sequence[str], moments: Moments) -> dict[str, Any]:
-    if row.members[0].repetition is None or len(row.members) == 1:
-        return _curves(row.members, metrics, moments)
-    return _curves(row.members, metrics, moments, spread="ci")
-
-
-def _curves(
-    members: Sequence[MemberResult],
-    metrics: Sequence[str],
-    moments: Moments,
-    *,
-    spread: Spread | None = None,
-) -> dict[str, Any]:
+def _curves(members: Sequence[MemberResult], metrics: Sequence[str], moments: Moments) -> dict[str, Any]:
     """Return what is drawn of one member, or of the means of several.
 
     ``across`` has epochs, steps and seconds of the sections that all members have ended; ``curves`` has by metric the means there
-    and, with `spread`, the lower and upper edges of their band.
+    and, of several members, the lower and upper edges of their band.
     """
+    spread: Spread | None = "ci" if len(members) > 1 else None
     steps = Band.of("", [{ended.epochs: ended.steps for ended in one.sections} for one in members], None)
     times = [{ended.epochs: moments[one.name, ended.epochs] for ended in one.sections} for one in members]
     kept = range(len(steps.epochs))[:: -max(-(-len(steps.epochs) // MOST_POINTS), 1)][::-1]
