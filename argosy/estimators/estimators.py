@@ -77,7 +77,7 @@ class Bagged(BaseEstimator):
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             kept = np.flatnonzero(sample_weight)
-            X = X[kept] if isinstance(X, np.ndarray) else _some_rows(X, kept)
+            X = X.take(kept) if is_table(X) and hasattr(X, "take") else X[kept]  # a DataFrame is not indexed by rows
             y, sample_weight = y[kept], sample_weight[kept] / sample_weight[kept].mean()
         if len(y) < 2:
             raise ValueError(
@@ -129,11 +129,6 @@ class Bagged(BaseEstimator):
     @property
     def _name(self) -> str:
         return f"argosy.{type(self).__name__}"
-
-
-def _some_rows(table: Any, kept: npt.NDArray[np.int64]) -> Any:
-    """Return rows of a DataFrame, an Arrow table, or any table that is indexed by row numbers."""
-    return table.take(kept) if hasattr(table, "take") else table[kept]
 
 
 @known_keywords("argosy.Classifier")

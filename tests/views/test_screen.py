@@ -239,6 +239,20 @@ def test_samples_of_a_split_member_are_counted_once() -> None:
     assert "2 of 2 devices train, 110 samples/s in all" in "\n".join(drawn(screen, 80, 12))
 
 
+def test_a_member_that_goes_on_within_an_epoch_has_begun_what_it_had_of_it() -> None:
+    news = News()
+
+    def progress(samples: int) -> int:
+        gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
+        news.handle("cpu:0", Progress(blocks=1, samples={"m": samples}, losses={}, gauge=gauge), 0.0)
+        return news.samples_begun("m")
+
+    news.handle("", replace(voyages.started("m", "cpu:0", 2), position=30), 0.0)
+    assert progress(20) == 50
+    news.handle("", voyages.ended("m", "cpu:0", 2, value=0.1), 0.0)
+    assert progress(voyages.LENGTH - 30 + 5) == 5
+
+
 def folds(parameters: dict[str, Any]) -> list[argosy.Member]:
     """Return a trial that is the mean of two members."""
     return argosy.replicate(searches.build(parameters), seeds=2)
