@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,6 +408,11 @@ READING: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
 }
 
 
+@dataclass
+class Sizes:
+    width: int = 3
+
+
 @pytest.mark.parametrize("kind", READING)
 def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that read settings which differed when they were made are refused: all would train with the last values."""
@@ -438,6 +443,21 @@ def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_o
     settings["name"] = "c"  # no other member below has this object
     own = [argosy.Member(name, model=partial(of_dict, {**settings, "name": name}), **fields) for name in "de"]
     assert not sharing_warnings([made[1], *own])
+
+
+@pytest.mark.parametrize("settings", [SimpleNamespace(), Sizes(), type("Own", (), {})])
+def test_settings_given_as_a_whole_may_be_of_any_kind(settings: Any) -> None:
+    made = []
+    for width in (1, 2):
+        settings.width = width
+        fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8}
+        made.append(argosy.Member(f"m{width}", model=partial(of_any, settings), **fields))
+    (warning,) = sharing_warnings(made)
+    assert "width was 1 when the first was created and 2 for the second" in warning
+
+
+def of_any(settings: Any) -> nn.Module:
+    return nn.Linear(4, vars(settings)["width"])
 
 
 def of_dict(settings: dict[str, Any]) -> nn.Module:

@@ -239,6 +239,7 @@ def test_a_bagged_selection_is_the_mean_of_greedy_ones_from_random_halves(combin
         half = sound[draws.permutation(9)[:4]]
         wanted[half] += greedy(outputs[torch.from_numpy(half)], truth, combine)
     assert greedy(outputs, truth, combine, "bagged") == pytest.approx(list(wanted / BAGS))
+    assert greedy(outputs, truth, combine) != pytest.approx(list(wanted / BAGS))
     assert greedy(outputs[:8], truth, combine, "bagged") == greedy(outputs[:8], truth, combine), (
         "two selections from seven members differ"
     )
