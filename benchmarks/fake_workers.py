@@ -201,7 +201,7 @@ class FakeTrainer:
         """Return progress as a trainer reports it a few times a second."""
         samples = {name: member.epoch * LENGTH for name, member in self.assigned.items()}
         losses = dict.fromkeys(self.assigned, 0.5)
-        return Progress(blocks=1, samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
+        return Progress(samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
 
     def _follow(self, assignment: int) -> list[Any]:
         self.assignment = assignment

@@ -219,8 +219,6 @@ class Broke(Message):
 class Progress(Message):
     """Message from a trainer, a few times a second, also while it waits for data: the progress of its members."""
 
-    blocks: int
-    """Blocks taken since the trainer's start."""
     samples: Mapping[str, int]
     """By member: training samples since it was assigned."""
     losses: Mapping[str, float]

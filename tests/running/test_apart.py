@@ -72,7 +72,7 @@ def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path,
         view.tick(Phase.OPENING)
     events = [voyages.ended("one", "cpu:0", epoch, value=0.5) for epoch in range(5)]
     for number in range(1000):
-        view.handle("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
+        view.handle("cpu:0", Progress(samples={}, losses={}, gauge={}))
         if number % 200 == 0:
             view.handle("", events[number // 200])
         view.tick(Phase.TRAINING)

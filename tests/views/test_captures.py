@@ -94,7 +94,7 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
         (
             at,
             "cpu:0",
-            Progress(blocks=1, samples=dict.fromkeys(trains, rows), losses=dict.fromkeys(trains, 0.25), gauge=busy),
+            Progress(samples=dict.fromkeys(trains, rows), losses=dict.fromkeys(trains, 0.25), gauge=busy),
         )
         for at, rows in ((42.0, 10), (44.0, 100))
     ]

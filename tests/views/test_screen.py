@@ -80,7 +80,7 @@ def hundred(*, faults: int = 5) -> Screen:
     gauge = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
     losses = dict.fromkeys(names, 0.25)
     heard = [
-        Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),
+        Progress(samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),
         FeederProgress(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}}),
     ]
     return seen(study, [*voyages.scheduler(study, epochs=5, faults=faults, end=False), *failed], more=heard)
@@ -118,7 +118,7 @@ def test_at_80_columns_members_that_only_their_names_tell_apart_have_labels_of_t
     ]
     study = studies.study(voyages.LENGTH, fleet=[studies.member(name) for name in names], epochs=1000)
     samples = dict.fromkeys(names, 123 * voyages.LENGTH + 100)
-    progress = Progress(blocks=1, samples=samples, losses=dict.fromkeys(names, 123.4567), gauge={})
+    progress = Progress(samples=samples, losses=dict.fromkeys(names, 123.4567), gauge={})
     lines = drawn(seen(study, voyages.scheduler(study, epochs=123, end=False), more=[progress]), 80, 40)
     rows = [line.partition(" 0.00")[0].strip() for line in lines if " 123.6/1000 " in line]
     assert len({*rows}) == len(rows) == 16
@@ -159,7 +159,7 @@ def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
 def test_an_epoch_that_goes_on_counts_in_part() -> None:
     study = studies.study(voyages.LENGTH, fleet=[studies.member("one")], epochs=2)
     gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
-    progress = Progress(blocks=1, samples={"one": 85}, losses={"one": 1.5}, gauge=gauge)
+    progress = Progress(samples={"one": 85}, losses={"one": 1.5}, gauge=gauge)
     screen = seen(study, voyages.scheduler(study, epochs=0, end=False), more=[progress], now=1.0)
     assert (screen.epochs, screen.to_come) == (0.5, 1.5)
     assert screen.rows[0].epochs == 0.5
@@ -169,8 +169,8 @@ def test_late_progress_does_not_count_an_ended_section_twice() -> None:
     study = studies.study(voyages.LENGTH, fleet=[studies.member("one")], epochs=2)
     gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
     said = [
-        Progress(blocks=blocks, samples={"one": samples}, losses={}, gauge=gauge)
-        for blocks, samples in enumerate((voyages.LENGTH - 17, voyages.LENGTH, voyages.LENGTH + 17))
+        Progress(samples={"one": samples}, losses={}, gauge=gauge)
+        for samples in (voyages.LENGTH - 17, voyages.LENGTH, voyages.LENGTH + 17)
     ]
     found = [seen(study, voyages.scheduler(study, epochs=1, end=False), more=[one], now=1.0).epochs for one in said]
     assert found == pytest.approx([1.0, 1.0, 1.1])
@@ -244,7 +244,7 @@ def test_a_member_that_goes_on_within_an_epoch_has_begun_what_it_had_of_it() -> 
 
     def progress(samples: int) -> int:
         gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
-        news.handle("cpu:0", Progress(blocks=1, samples={"m": samples}, losses={}, gauge=gauge), 0.0)
+        news.handle("cpu:0", Progress(samples={"m": samples}, losses={}, gauge=gauge), 0.0)
         return news.samples_begun("m")
 
     news.handle("", replace(voyages.started("m", "cpu:0", 2), position=30), 0.0)

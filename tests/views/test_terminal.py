@@ -55,9 +55,9 @@ def test_the_screen_has_added_members_and_the_last_known_losses(
     view = Terminal(console)
     state = begun(view, studies.study(fleet=PAIR, epochs=2), tmp_path)
     gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
-    view.handle("cpu:0", Progress(blocks=1, samples={"one": 1}, losses={"one": 2.5}, gauge=gauge))
-    view.handle("cpu:1", Progress(blocks=1, samples={"one": 1}, losses={"one": 1.25, "two": 0.75}, gauge=gauge))
-    view.handle("cpu:1", Progress(blocks=2, samples={"one": 2}, losses={}, gauge=gauge))
+    view.handle("cpu:0", Progress(samples={"one": 1}, losses={"one": 2.5}, gauge=gauge))
+    view.handle("cpu:1", Progress(samples={"one": 1}, losses={"one": 1.25, "two": 0.75}, gauge=gauge))
+    view.handle("cpu:1", Progress(samples={"one": 2}, losses={}, gauge=gauge))
     for name in ("one", "two"):
         state.member(name).status = "done"
         for epoch in range(2):

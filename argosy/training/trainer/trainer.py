@@ -114,7 +114,6 @@ class Trainer:
         """The newest block whose rows are counted."""
         self._rows, self._seconds = 0, 0.0
         """Rows of blocks since the last step, and seconds spent on them."""
-        self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
         self._reported_at = 0.0
         self.saving: Saving = Saving(settings.checkpoint_seconds)
@@ -221,7 +220,6 @@ class Trainer:
 
     def take(self, block: Block, assignment: int) -> None:
         """Run all steps of a block, until a command is pending; keep blocks of later assignments, and drop those of earlier ones."""
-        self.blocks += 1
         # Behind a kept block the later ones are kept too, so that they stay in order.
         if assignment > self.assignment or self.kept:
             self.kept.append((block, assignment))
@@ -460,4 +458,4 @@ class Trainer:
             means = {name: assigned.live.train.mean_by_now("loss") for name, assigned in self.assigned.items()}
             losses = {name: mean for name, mean in means.items() if not math.isnan(mean)}
             samples = {name: assigned.samples for name, assigned in self.assigned.items() if assigned.leads}
-            self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=self.gauge.to_json()))
+            self.emit(Progress(samples=samples, losses=losses, gauge=self.gauge.to_json()))
