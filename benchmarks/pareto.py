@@ -1,8 +1,8 @@
 """Several objectives: the hypervolume of accuracy and seconds at equal numbers of trials, on a surrogate of real trainings (`search_quality`).
 
 Each trial trains to the end and is judged as by `argosy.tune`: the best accuracy of any epoch, and the seconds until
-then. The sides are `argosy.tune` with its default sampler in waves, and with two other kinds of TPE, in waves and one
-trial after another; random search in Optuna's study; and Optuna's own TPE and NSGA-II at their defaults. The volume is
+then. The sides are `argosy.tune` with its default sampler in waves, and with two kinds of TPE, in waves and one trial after
+another; random search in Optuna's study; and Optuna's own TPE and NSGA-II at their defaults. The volume is
 relative to the rectangle between the worst and the best values of 500 random trainings and of all sides, with seconds
 on a logarithmic axis; 1 is all of it. The paired test is of the mean difference over tasks, each the mean of its seeds.
 """
@@ -19,7 +19,8 @@ from measuring import arguments, finish, target
 from search_quality import HELD_OUT, SPACE, Surrogate, drawn, opened, paired
 
 from argosy.tuning.in_full import FullBudget
-from argosy.tuning.sampling import Sampling, default_sampler
+from argosy.tuning.sampling import Sampling
+from argosy.tuning.thompson import ThompsonSampler
 from argosy.tuning.waves import default_wave_size, groups, waves
 
 DIRECTIONS: tuple[Literal["maximize"], Literal["minimize"]] = ("maximize", "minimize")
@@ -68,7 +69,7 @@ def ours(
 
 
 SIDES: dict[str, Callable[[Surrogate, int, int], list[Reached]]] = {
-    OURS: ours(None, default_sampler(2, None)),
+    OURS: ours(None, ThompsonSampler),
     "argosy.tune, TPE in waves": ours(None),
     "argosy.tune, TPE, at_once=1": ours(1),
     "argosy.tune, joint TPE in waves": ours(None, JOINT),

@@ -23,6 +23,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from argosy.tuning import make_scheduler
 from argosy.tuning.sampling import Outcome, Sampling
 from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.thompson import ThompsonSampler
 from argosy.tuning.waves import groups, waves
 
 EPOCHS, WORKERS, ETA = 52, 4, 3
@@ -221,6 +222,7 @@ SIDES: dict[str, Callable[[Surrogate, Workers, int], None]] = {
     "ten-line asynchronous halving": plain_halving,
     "Optuna TPE + HyperbandPruner": optuna_hyperband,
     "hyperband": ours("hyperband", None),
+    "hyperband in turn, default sampler": ours("hyperband", ThompsonSampler, brackets="in-turn"),
     "hyperband in turn, TPE": ours("hyperband", optuna.samplers.TPESampler, brackets="in-turn"),
     "asha": ours("asha", None),
     "median": ours("median", None),

@@ -1,4 +1,4 @@
-"""Optuna, from the extra `tune`, and what the modules that use it share. Only this file imports it."""
+"""Optuna, from the extra `tune`, and what the modules that use it share. Only this file imports the extra's packages."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,21 @@ try:
     import optuna
     from optuna.storages.journal import JournalFileBackend
     from sqlalchemy.exc import SQLAlchemyError
+    from threadpoolctl import threadpool_limits
 except ModuleNotFoundError as _error:
     raise StudyError(
-        "argosy.tune needs Optuna, which is not installed. Install it: pip install 'argosy[tune]'."
+        f"argosy.tune needs {_error.name}, which is not installed. Install it: pip install 'argosy[tune]'."
     ) from _error
 
-__all__ = ["CONSTRAINTS", "DIRECTIONS", "JournalFileBackend", "SQLAlchemyError", "optuna", "silence_optuna"]
+__all__ = [
+    "CONSTRAINTS",
+    "DIRECTIONS",
+    "JournalFileBackend",
+    "SQLAlchemyError",
+    "optuna",
+    "silence_optuna",
+    "threadpool_limits",
+]
 
 DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
 CONSTRAINTS = "constraints"

@@ -8,7 +8,6 @@ every trial that has a result, including resting ones (`TrialStorage`).
 import copy
 import functools
 import inspect
-import math
 import random
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -21,8 +20,9 @@ from argosy.errors.traces import user_errors_in
 from argosy.stopping import Mode
 from argosy.tuning.optuna_package import CONSTRAINTS, DIRECTIONS, optuna, silence_optuna
 from argosy.tuning.space import GridKey, check_distributions, count_values, grid_key, grid_points, list_values, neighbor
+from argosy.tuning.thompson import ThompsonSampler
 
-__all__ = ["Outcome", "Sampling", "default_sampler"]
+__all__ = ["DEFAULT_SAMPLERS", "Outcome", "Sampling"]
 
 Outcome = Literal["complete", "pruned", "failed"]
 STATES: Mapping[str, optuna.trial.TrialState] = {
@@ -31,8 +31,8 @@ STATES: Mapping[str, optuna.trial.TrialState] = {
     "failed": optuna.trial.TrialState.FAIL,
 }
 """Optuna's state for each outcome."""
-GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
-"""For several objectives: the fraction of trials that count as good, the maximum number of good ones, and the candidates per proposal."""
+DEFAULT_SAMPLERS = (ThompsonSampler, optuna.samplers.TPESampler)
+"""The sampler of searches that learn, and that of earlier versions, which their searches keep."""
 INDEPENDENT = (optuna.samplers.RandomSampler, optuna.samplers.QMCSampler)
 """Samplers whose proposals do not depend on results."""
 GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
@@ -43,28 +43,6 @@ PLAIN = (bool, int, float, str, type(None))
 """Types of parameters, as a journal holds them."""
 FEW = 1000
 """Most values of a parameter that are listed."""
-
-
-def default_sampler(objectives: int, at_once: int | None) -> Callable[..., Any]:
-    """Return TPE, Optuna's default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or its variant for several objectives."""
-    return optuna.samplers.TPESampler if objectives == 1 or at_once == 1 else ParetoSampler
-
-
-class ParetoSampler(optuna.samplers.TPESampler):
-    """TPE for several objectives, tuned for trials in waves (`benchmarks/pareto.py`): more candidates, and more trials that count as good."""
-
-    # `Sampling.startup` reads the default of `n_startup_trials`.
-    def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`gamma` has been deprecated", FutureWarning)  # it stays until Optuna 6
-            super().__init__(
-                n_startup_trials=n_startup_trials, seed=seed, gamma=_count_good, n_ei_candidates=CANDIDATES
-            )
-
-
-def _count_good(trials: int) -> int:
-    """Return how many of `trials` trials count as good: a Pareto set is wider than one best trial."""
-    return min(math.ceil(GOOD * trials), MOST_GOOD)
 
 
 class TrialStorage(optuna.storages.InMemoryStorage):

@@ -84,7 +84,7 @@ class Search:
     sampler: Callable[..., Any] | None = None
     """A class of ``optuna.samplers``, or a partial of one; it is called with ``seed=``. A sampler that learns is asked in waves
     (`argosy.tuning.waves`), each with the results of all earlier trials. With schedulers ``hyperband``, ``asha`` and ``median`` and enough
-    trials to learn from, the default is ``TPESampler`` (for several objectives in waves, a variant that counts more trials as good);
+    trials to learn from, the default is Thompson sampling from Gaussian processes (`argosy.tuning.thompson`);
     otherwise it is random."""
     enqueue: Sequence[Mapping[str, Any]] = ()
     """Parameters of the first trials, for example a baseline: ``[{"lr": 0.01}]``. Missing parameters are sampled. When a search is

@@ -20,7 +20,7 @@ from torch import nn
 
 import argosy
 from argosy.running.directory.loading import load_report, search_report_of
-from argosy.tuning.sampling import ParetoSampler
+from argosy.tuning.thompson import ThompsonSampler
 
 SPACE = {"lr": FloatDistribution(1e-2, 1.0, log=True), "hidden": IntDistribution(1, 32)}
 TWO = {"val_loss": "min", "parameters": "min"}
@@ -168,23 +168,16 @@ def test_one_trial_after_another_is_what_optuna_does_alone(
     assert [trial.number for trial in alone.best_trials] == [trial.number for trial in report.study.best_trials]
 
 
-@pytest.mark.filterwarnings("error::FutureWarning")
-def test_by_default_trials_of_several_objectives_in_waves_learn_from_many_good_ones(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"scheduler": "asha", "n_trials": 25, "at_once": 5}
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_by_default_trials_of_several_objectives_have_a_sampler_of_their_own(tmp_path: Path, at_once: int) -> None:
+    given: dict[str, Any] = {"scheduler": "asha", "n_trials": 25, "at_once": at_once}
     found = search(tmp_path / "default", **given).parameters
-    assert found == search(tmp_path / "given", sampler=ParetoSampler, **given).parameters
+    assert found == search(tmp_path / "given", sampler=ThompsonSampler, **given).parameters
     others = search(tmp_path / "other", sampler=TPESampler, **given).parameters
     alike = sum(others[name] == parameters for name, parameters in found.items())
     assert 10 <= alike < 25, "trials must be random until ten have ended, and learnt afterwards"
     # TPESampler was the default of earlier versions: a search that began with it keeps it.
     assert search(tmp_path / "other", **given).parameters == others
-
-
-def test_by_default_trials_one_after_another_are_what_optuna_asks(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"scheduler": "asha", "n_trials": 30, "at_once": 1}
-    found = search(tmp_path / "default", **given).parameters
-    assert found == search(tmp_path / "given", sampler=TPESampler, **given).parameters
-    assert found != search(tmp_path / "other", sampler=ParetoSampler, **given).parameters
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from argosy.tuning.hyperband import Brackets
 from argosy.tuning.mirror import StorageMirror
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import Sampling, default_sampler
+from argosy.tuning.sampling import DEFAULT_SAMPLERS, Sampling
 from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import default_wave_size, explain_no_learning, groups, waves
@@ -83,18 +83,16 @@ class Tuner:
     def of(cls, search: Search, events: Sequence[Event]) -> "Tuner":
         """Return the tuner of a search, given the events of earlier drivers.
 
-        A search without a sampler gets `default_sampler` if it can learn something, that is, if its trials come in several waves. A
+        A search without a sampler gets the first of `DEFAULT_SAMPLERS` if it can learn something, that is, if its trials come in several waves. A
         search that is resumed keeps the sampler with which it began.
         """
         if search.sampler is not None or search.scheduler not in LEARNING:
             return cls(search)
         begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
-        usual = default_sampler(len(search.objectives.modes), search.at_once)
         if begun is not None:
-            # Earlier versions used the sampler for one objective also for several.
-            known = (cls(replace(search, sampler=sampler)) for sampler in (usual, default_sampler(1, None)))
+            known = (cls(replace(search, sampler=sampler)) for sampler in DEFAULT_SAMPLERS)
             return next((one for one in known if one.terms["sampler"] == begun.get("sampler")), None) or cls(search)
-        learning = cls(replace(search, sampler=usual))
+        learning = cls(replace(search, sampler=DEFAULT_SAMPLERS[0]))
         learns = explain_no_learning(learning.search, learning.waves, startup=learning.sampling.startup) is None
         return learning if learns else cls(search)
 

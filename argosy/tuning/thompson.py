@@ -1,0 +1,207 @@
+"""Sampling by Thompson sampling from Gaussian processes, the default of searches that learn, for one or several objectives.
+
+For each trial, one function per objective is drawn from a posterior, and the trial takes the candidate whose drawn values would enlarge
+the dominated hypervolume most (Bradford, Schweidtmann and Lapkin, Efficient multiobjective optimization employing Gaussian processes,
+spectral sampling and a genetic algorithm, 2018); with one objective, that is the candidate with the best value (Thompson, 1933). Trials
+of one wave, which are proposed before any of them has ended, follow different draws, so that they differ without a penalty. Lengthscales
+are drawn too, by their likelihood. Volumes are means over random directions, for any number of objectives (Golovin and Zhang, Random
+hypervolume scalarizations, 2020). `benchmarks/samplers.py` and `benchmarks/pareto.py` compare this with Optuna's samplers.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argosy.tuning.optuna_package import CONSTRAINTS, optuna, threadpool_limits
+
+__all__ = ["ThompsonSampler"]
+
+Array = NDArray[np.float64]
+ENDED = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+UNIFORM, NEARBY = 256, 128
+"""Numbers of candidates that are drawn uniformly, and near the best trials."""
+MOVED, DISTANCE = 0.3, 0.3
+"""Of a candidate near a trial: the fraction of parameters that differ, and the standard deviation of the difference, in parts of a range."""
+FITS, FITTED = 100, 64
+"""Number of lengthscales of which one is drawn by its likelihood, and the most trials that decide on that."""
+CONDITIONED = 400
+"""The most trials (the last ones) that a posterior is conditioned on, because its time grows with their third power."""
+DIRECTIONS = 128
+MARGIN = 0.4
+"""How far below the worst scores the corner lies from which volumes count; scores have a standard deviation of 1."""
+
+
+class ThompsonSampler(optuna.samplers.TPESampler):
+    """Thompson sampling of the parameters that all trials have. The first trials, and other parameters, are left to TPE."""
+
+    # `Sampling.startup` reads the default of `n_startup_trials`.
+    def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
+        super().__init__(n_startup_trials=n_startup_trials, seed=seed)
+        self._startup = n_startup_trials
+        self._draw = np.random.default_rng(seed)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial
+    ) -> dict[str, optuna.distributions.BaseDistribution]:
+        """Return the parameters that all ended trials have and that have more than one value."""
+        space = optuna.search_space.intersection_search_space(study.get_trials(deepcopy=False), include_pruned=True)
+        return {name: distribution for name, distribution in space.items() if not distribution.single()}
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: optuna.trial.FrozenTrial,
+        search_space: dict[str, optuna.distributions.BaseDistribution],
+    ) -> dict[str, Any]:
+        """Return these parameters of the next trial; none while the first trials are drawn at random."""
+        ended = study.get_trials(deepcopy=False, states=ENDED)[-CONDITIONED:]
+        if len(ended) < self._startup or not search_space:
+            return {}
+        axes = {name: _Axis(distribution) for name, distribution in search_space.items()}
+        known = np.array([[axis.place(past.params[name]) for name, axis in axes.items()] for past in ended])
+        values = np.stack([_scores(ended, number, way) for number, way in enumerate(study.directions)], axis=1)
+        tried = {tuple(past.params.get(name) for name in axes) for past in study.get_trials(deepcopy=False)}
+        drawn = self._candidates(known[_undominated(values)], axes)
+        candidates = [row for row in drawn if tuple(row.values()) not in tried] or drawn
+        places = np.array([[axes[name].place(row[name]) for name in axes] for row in candidates])
+        choices = np.array([axis.choices is not None for axis in axes.values()])
+        among, across = _distances(known, known, choices), _distances(known, places, choices)
+        between = _distances(places, places, choices)
+        with threadpool_limits(
+            1, user_api="blas"
+        ):  # beside trainers, threads that wait for each other take 100 times as long
+            guesses = np.stack([self._function(among, across, between, column) for column in values.T], axis=1)
+        return candidates[int(np.argmax(self._gains(values, guesses)))]
+
+    def _candidates(self, best: Array, axes: Mapping[str, "_Axis"]) -> list[dict[str, Any]]:
+        """Return candidates, some anywhere in the space and some near the best trials, which are given by their places."""
+        anywhere = self._draw.random((UNIFORM + NEARBY, len(axes)))
+        near = best[self._draw.integers(len(best), size=NEARBY)]
+        step = np.clip(near + self._draw.normal(0.0, DISTANCE, near.shape), 0.0, 1.0)
+        other = np.where([axis.choices is not None for axis in axes.values()], anywhere[UNIFORM:], step)
+        rows = np.vstack([anywhere[:UNIFORM], np.where(self._draw.random(near.shape) < MOVED, other, near)])
+        return [
+            {name: axis.value(place) for (name, axis), place in zip(axes.items(), row, strict=True)} for row in rows
+        ]
+
+    def _function(self, known: Array, across: Array, between: Array, scores: Array) -> Array:
+        """Return the values at the candidates of a function that is drawn from the posterior, given the trials' scores.
+
+        Distances are by parameter: among trials (d, n, n), from trials to candidates (d, n, m), and among candidates (d, m, m).
+        """
+        lengths, noise, variance = self._model(known, scores)
+        factor = np.linalg.cholesky(_matern(known, lengths) + noise * np.eye(len(scores)))
+        white = np.linalg.solve(factor, np.column_stack([scores, _matern(across, lengths)]))
+        mean = white[:, 1:].T @ white[:, 0]
+        covariance = _matern(between, lengths) - white[:, 1:].T @ white[:, 1:]
+        spread = np.linalg.cholesky(variance * (covariance + 1e-6 * np.eye(len(mean))))
+        return mean + spread @ self._draw.normal(size=len(mean))
+
+    def _model(self, known: Array, scores: Array) -> tuple[Array, float, float]:
+        """Return lengthscales, a noise and a variance, drawn by their likelihood; the variance is the likeliest for the other two."""
+        subset = self._draw.permutation(len(scores))[:FITTED]
+        known, scores = known[:, subset][:, :, subset], scores[subset]
+        typical = 0.5 * math.sqrt(len(known))
+        lengths = typical * np.exp(self._draw.normal(size=(FITS, len(known))))
+        noises = np.exp(self._draw.uniform(math.log(1e-4), math.log(0.3), FITS))
+        factors = np.linalg.cholesky(_matern(known, lengths) + noises[:, None, None] * np.eye(len(scores)))
+        variances = np.mean(np.linalg.solve(factors, scores[:, None])[:, :, 0] ** 2, axis=1) + 1e-12
+        halves = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        likelihoods = -0.5 * len(scores) * np.log(variances) - halves
+        weights = np.exp(likelihoods - likelihoods.max())
+        taken = self._draw.choice(FITS, p=weights / weights.sum())
+        return lengths[taken], noises[taken], variances[taken]
+
+    def _gains(self, values: Array, guesses: Array) -> Array:
+        """Return by how much each row of `guesses` would enlarge the hypervolume that the rows of `values` dominate, up to a factor."""
+        corner = values.min(axis=0) - MARGIN
+        directions = np.abs(self._draw.normal(size=(DIRECTIONS, values.shape[1])))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+
+        def reach(rows: Array) -> Array:
+            reached: Array = np.min(np.maximum(rows - corner, 0.0)[:, None] / directions, axis=2) ** values.shape[1]
+            return reached
+
+        gains: Array = np.maximum(reach(guesses) - reach(values).max(axis=0), 0.0).mean(axis=1)
+        return gains
+
+
+class _Axis:
+    """The values of one parameter as places from 0 to 1."""
+
+    def __init__(self, distribution: Any) -> None:
+        self.distribution = distribution
+        self.choices: Sequence[Any] | None = (
+            distribution.choices if isinstance(distribution, optuna.distributions.CategoricalDistribution) else None
+        )
+        logarithmic = self.choices is None and distribution.log
+        self._bend: Callable[[float], float] = math.log if logarithmic else float
+        self._unbend: Callable[[float], float] = math.exp if logarithmic else float
+
+    def place(self, value: Any) -> float:
+        """Return the place of a value; that of a choice is the middle of its part."""
+        if self.choices is not None:
+            return (self.choices.index(value) + 0.5) / len(self.choices)
+        low, high = self._bend(self.distribution.low), self._bend(self.distribution.high)
+        return (self._bend(value) - low) / (high - low)
+
+    def value(self, place: float) -> Any:
+        """Return the value nearest to a place."""
+        if self.choices is not None:
+            return self.choices[min(int(place * len(self.choices)), len(self.choices) - 1)]
+        least, most, step = self.distribution.low, self.distribution.high, self.distribution.step
+        low, high = self._bend(least), self._bend(most)
+        value = self._unbend(low + place * (high - low))
+        if step is not None:
+            value = least + round((value - least) / step) * step
+        return type(least)(min(max(value, least), most))
+
+
+def _scores(
+    trials: Sequence[optuna.trial.FrozenTrial], objective: int, direction: optuna.study.StudyDirection
+) -> Array:
+    """Return each trial's rank by an objective as a quantile of the normal distribution, so that no value is an outlier; more is better.
+
+    Complete trials come first, then pruned ones, by their last value among those that came as far, then trials that break a
+    constraint, by how much, and trials without values.
+    """
+    sign = 1.0 if direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
+
+    def key(trial: optuna.trial.FrozenTrial) -> tuple[int, int, float]:
+        if excess := sum(max(0.0, bound) for bound in trial.system_attrs.get(CONSTRAINTS, ())):
+            return 1, 0, -excess
+        if trial.state == optuna.trial.TrialState.COMPLETE:
+            return 3, 0, sign * trial.values[objective]
+        if not trial.intermediate_values:
+            return 0, 0, 0.0
+        step, value = max(trial.intermediate_values.items())
+        return 2, step, -math.inf if math.isnan(value) else sign * value
+
+    keys = [key(trial) for trial in trials]
+    order, quantile = sorted(keys), NormalDist().inv_cdf
+    return np.array([quantile((bisect_left(order, one) + bisect_right(order, one)) / (2 * len(keys))) for one in keys])
+
+
+def _undominated(values: Array) -> NDArray[np.bool_]:
+    """Return which rows no other row is at least as good as in each column and better in one."""
+    least, better = (values[:, None] >= values).all(axis=2), (values[:, None] > values).any(axis=2)
+    return np.logical_not((least & better).any(axis=0))
+
+
+def _distances(some: Array, others: Array, choices: NDArray[np.bool_]) -> Array:
+    """Return squared distances on each axis, shape (d, some, others); on axes of choices, different ones are 1 apart."""
+    squares: Array = (some.T[:, :, None] - others.T[:, None]) ** 2
+    squares[choices] = squares[choices] > 0.0
+    return squares
+
+
+def _matern(distances: Array, lengths: Array) -> Array:
+    """Return the Matérn 5/2 kernel of squared distances (d, n, m), for lengthscales of shape (d,) or (models, d)."""
+    scaled = np.sqrt(5.0 * np.tensordot(1.0 / lengths**2, distances, axes=1))
+    kernel: Array = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    return kernel
