@@ -30,6 +30,14 @@ class Around(torch.optim.Optimizer):
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
 
+class Following:
+    """A schedule that is stepped with the loss."""
+
+    state_dict = load_state_dict = dict
+
+    def step(self, loss: float) -> None: ...
+
+
 class OnOlder(nn.Module):
     """A network with a new last layer on a body that other members may train as well."""
 
@@ -94,6 +102,7 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
         closure=member("closure", model=linear, optimizer=LBFGS),
         no_optimizer=member("no_optimizer", model=linear, optimizer=list),
         other=member("other", model=linear, schedule=lambda _: StepLR(OTHER, 1)),
+        following=member("following", model=linear, schedule=lambda _: Following()),
         watching=member("watching", model=linear, schedule=ReduceLROnPlateau, schedule_per="step"),
         upwards=member("upwards", model=linear, schedule=partial(ReduceLROnPlateau, mode="max")),
     )
@@ -107,6 +116,7 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
     assert "LBFGS.step needs a closure" in reasons["closure"]
     assert "its optimizer factory returned list" in reasons["no_optimizer"]
     assert "its schedule belongs to another optimizer" in reasons["other"]
+    assert "its schedule is an instance of Following, which wants loss in step()" in reasons["following"]
     assert "ReduceLROnPlateau watches the objective" in reasons["watching"]
     assert "has mode='max', but the study's objective has mode 'min'" in reasons["upwards"]
     for name, reason in reasons.items():

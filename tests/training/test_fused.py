@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+import argosy
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block
 from argosy.study import Member
@@ -111,6 +112,28 @@ def test_fused_equals_alone(model: str) -> None:
         assert difference(without_noise(one, model), without_noise(other, model)) <= EXACT, one.member.name
     assert difference(history, found) <= EXACT
     assert found["m2"][-1]["val_loss"] < found["m2"][0]["val_loss"]
+
+
+class Largest:
+    """A metric of the whole set, as an object."""
+
+    def __init__(self) -> None:
+        self.largest = -math.inf
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.largest = max(self.largest, float(outputs.max()))
+
+    def compute(self) -> float:
+        return self.largest
+
+
+def test_metrics_of_a_whole_validation_are_those_of_each_member_alone() -> None:
+    metrics = {"spread": lambda outputs, targets: outputs.std(), "largest": Largest}
+    members = [member(f"m{n}", metrics=metrics, average=argosy.EMA(0.5)) for n in range(3)]
+    (_, history), (_, found) = alone(members, 2), together(members, 2)
+    assert difference(history, found) <= EXACT
+    values = [row[f"val_{name}"] for rows in found.values() for row in rows for name in metrics]
+    assert all(map(math.isfinite, values))
 
 
 class Warming:

@@ -1,5 +1,6 @@
 """Tests which differences between members keep them from being one program."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
 from argosy.training.choice.admission import PassedChecks, admit
+from argosy.training.programs.fused.fingerprint import token
 
 
 def lookahead(optimizer: Any) -> Any:
@@ -76,6 +78,27 @@ def test_members_like_each_other_are_one_program_beside_others() -> None:
         assert number in (0, 4) or reason in found.alone[f"odd{number}"], kind
     alone = admission([member for member in members if member.name != "odd4"])
     assert "differs in 'out_features' of layer '0'" in alone.alone["odd0"]
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "a number": float,
+    "a tensor": lambda n: torch.tensor([n, 1]),
+    "an array": lambda n: np.array([n, 1]),
+    "a list": lambda n: [n],
+    "a set": lambda n: {n},
+    "a dict": lambda n: {"key": n},
+    "a partial": lambda n: partial(functional.cross_entropy, label_smoothing=n / 10),
+    "a default": lambda n: lambda output, scale=n: output * scale,
+    "a closure": lambda n: lambda output: output * n,
+    "a method": lambda n: nn.Dropout(n / 10).forward,
+    "an object": lambda n: nn.Dropout(n / 10),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_of_members_are_compared_by_content(kind: str) -> None:
+    once, again, other = (token(VALUES[kind](n)) for n in (1, 1, 2))
+    assert once == again != other
 
 
 def test_tied_weights_and_constants_in_one_memory_keep_no_member_apart() -> None:

@@ -71,17 +71,15 @@ def _foreign_in_torch() -> Iterator[tuple[str, str]]:
         if not COMPUTES.match(name):
             continue
         own = vars(module)
-        yield from ((f"{name}.{key}", home) for key, home in _foreign(own, own))
+        yield from ((f"{name}.{key}", home) for key, home in _foreign(own))
         for key, value in list(own.items()):
             if isinstance(value, type) and value.__module__ == name:
-                yield from ((f"{name}.{key}.{inner}", home) for inner, home in _foreign(vars(value), own))
+                yield from ((f"{name}.{key}.{inner}", home) for inner, home in _foreign(vars(value)))
 
 
-def _foreign(names: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield those of `names` whose values are not torch's, each with its module; `own` are the globals of the searched module of torch."""
+def _foreign(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield those of `names` whose values are not torch's, each with its module."""
     for key, value in list(names.items()):
-        if type(value) is FunctionType and value.__globals__ is own:
-            continue
         if not _is_torchs(home := _defining_module(value)):
             yield key, home
 

@@ -61,10 +61,6 @@ class PendingLabels:
                 raise error
         self._labels.clear()
 
-    def clear(self) -> None:
-        """Drop the labels."""
-        self._labels.clear()
-
     def _compared(self, outputs: Tensor) -> dict[str, StudyError]:
         labels, self._labels = self._labels, []
         errors: dict[str, StudyError] = {}

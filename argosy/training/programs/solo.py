@@ -235,8 +235,6 @@ class Solo:
     def release(self) -> None:
         """Implement `Program.release`."""
         self.drop_gradients()
-        self._weights.clear()
-        self._foreseen.clear()
         self._batch = self._losses = None
 
     # ---- a step

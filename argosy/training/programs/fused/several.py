@@ -187,8 +187,6 @@ class ProgramOfSeveral(ABC):
             # Members share cutters while they are one program.
             live.cutter, live.val_cutter = deepcopy(live.cutter), deepcopy(live.val_cutter)
         self._lockstep, self._before = (), None
-        self._foreseen.clear()
-        self._shares.clear()
         self._dissolve()
 
     # ---- a lockstep
