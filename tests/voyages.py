@@ -44,7 +44,7 @@ FEEDER: dict[str, Any] = {
     "preparation_cpu_seconds": 4.0,
 }
 """The gauge of a feeder."""
-TRAINER = {"busy_seconds": 80.0, "waiting_seconds": 20.0, "samples": 9000, "rows": 2400, "training_seconds": 80.0}
+TRAINER = {"busy_seconds": 80.0, "waiting_seconds": 20.0, "rows": 2400}
 
 
 def asked(count: int, *, epochs: int) -> argosy.Study:

@@ -39,7 +39,6 @@ class TrainerFigures(TypedDict):
     busy_seconds: float
     waiting_seconds: float
     rows: int
-    training_seconds: float
 
 
 def check_gauge(gauge: Mapping[str, Any]) -> None:

@@ -152,7 +152,7 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
         if "to_train" in gauge:  # only feeders have this queue
             feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
         elif gauge.get("rows"):
-            paces.append(gauge["rows"] / max(gauge["training_seconds"], LEAST_SECONDS))
+            paces.append(gauge["rows"] / max(gauge["busy_seconds"], LEAST_SECONDS))
     flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered]
     preparing = [flow for flow in flows if flow.preparing_rate]
     if not preparing or not paces or max(flow.seconds for flow in flows) < EARLY:

@@ -111,15 +111,11 @@ class TrainerGauge:
     """Totals of one trainer's work."""
 
     busy_seconds: float = 0.0
-    """Time in members' steps, validation and checkpoints."""
+    """Time in members' steps and validation."""
     waiting_seconds: float = 0.0
     """Time without a block: preparation or exchange is the bottleneck."""
-    samples: int = 0
-    """Number of training samples stepped on, summed over members."""
     rows: int = 0
-    """Number of stream samples used for training or validation, each counted once however many members saw it."""
-    training_seconds: float = 0.0
-    """Time in the steps and the validation on those rows."""
+    """Number of stream samples received for training or validation, each counted once however many members saw it."""
 
     def to_json(self) -> dict[str, float]:
         """Return the gauge as a plain JSON value."""

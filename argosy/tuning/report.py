@@ -157,7 +157,7 @@ class SearchReport:
 
     @property
     def _trained(self) -> float:
-        gauges = (gauge for gauge in self.run.gauges.values() if "training_seconds" in gauge)
+        gauges = (gauge for gauge in self.run.gauges.values() if "rows" in gauge)
         return sum(float(gauge.get("busy_seconds", 0.0)) for gauge in gauges)
 
     def table(self) -> list[dict[str, Any]]:

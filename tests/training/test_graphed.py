@@ -35,7 +35,6 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 import argosy
 from argosy.errors import StudyError
-from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
@@ -587,7 +586,7 @@ def test_validations_of_single_members_are_not_side_by_side() -> None:
         assigned = SimpleNamespace(live=one, name=one.member.name, leads=True, follow=lambda _: True)
         instances.append(ProgramInstance(program=program, assignment=(assigned,)))
     choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
-    given = (instances, {}, choice, Unguarded(), Heartbeat.private(), TrainerGauge(), print)
+    given = (instances, {}, choice, Unguarded(), Heartbeat.private(), print)
     stepping, asked = Stepping(*given, wanted=lambda: False, drop=print), list[set[str]]()
     for split, of in (("train", arrays), ("val", val)):
         for recorder in recorded:

@@ -89,7 +89,7 @@ def test_the_end_of_a_run_of_folds(here: Path, width: int) -> None:
 def test_the_live_view(count: int, width: int, height: int) -> None:
     study = voyages.asked(count, epochs=6)
     trains = [name for number, name in enumerate(study.names) if number not in WRONG]
-    busy = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
+    busy = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "rows": 500}
     heard: list[tuple[float, str, Any]] = [
         (
             at,

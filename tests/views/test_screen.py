@@ -77,7 +77,7 @@ def hundred(*, faults: int = 5) -> Screen:
         (52.0, MemberEnded(member=names[7], status="failed", reason="Traceback\nRuntimeError: out of luck")),
         (53.0, MemberEnded(member=names[60], status="diverged", reason="its loss is nan")),
     ]
-    gauge = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
+    gauge = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "rows": 500}
     losses = dict.fromkeys(names, 0.25)
     heard = [
         Progress(samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),

@@ -34,8 +34,8 @@ class Ranks:
     _: KW_ONLY
     step: Callable[[ProgramInstance, Block], bool]
     """Makes one step of a whole instance; returns whether it has finished the block."""
-    stepped: Callable[[ProgramInstance, int], None]
-    """Records samples that were stepped on."""
+    stepped: Callable[[ProgramInstance], None]
+    """Ends members whose loss is not finite, after a step."""
     called: Callable[[], bool]
     """Returns whether a command is pending; polled after moves and while waiting."""
     waited: float = field(default=0.0, init=False)
@@ -87,12 +87,11 @@ class Ranks:
         return True
 
     def _step_half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
-        before = instance.samples
         half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
         with self._heartbeat.busy(f"training {instance.description}"), instance.watch.steps():
             done = self._guard(instance.names[0], half)
         if move is Move.FINISH and done:
-            self.stepped(instance, instance.samples - before)
+            self.stepped(instance)
 
     def _wait(self, name: str, shard: Shard) -> None:
         """Wait until the next half is ready, or a command is pending."""

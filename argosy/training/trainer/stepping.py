@@ -11,7 +11,6 @@ from typing import Any
 
 from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block
-from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.programs.graphed.graphed import run_concurrently
@@ -34,7 +33,6 @@ class Stepping:
     _program_choice: ProgramChoice
     _guard: Guard
     _heartbeat: Heartbeat
-    _gauge: TrainerGauge
     emit: InitVar[Callable[[Any], None]]
     _: KW_ONLY
     wanted: Callable[[], bool]
@@ -139,12 +137,11 @@ class Stepping:
         before = instance.samples
         through = instance.step(block, called)
         if instance.samples > before:
-            self._stepped(instance, instance.samples - before)
+            self._stepped(instance)
         return through
 
-    def _stepped(self, instance: ProgramInstance, samples: int) -> None:
-        """Count samples, and end members whose loss is not finite."""
-        self._gauge.samples += samples
+    def _stepped(self, instance: ProgramInstance) -> None:
+        """End members whose loss is not finite."""
         for assigned in instance.assignment:
             live = assigned.live
             # Read only once: a second read waits for an asynchronous device to complete this block. A careful trainer does wait,

@@ -112,8 +112,6 @@ class Trainer:
         self.gauge: TrainerGauge = TrainerGauge()
         self._noted: Place | None = None
         """The newest block whose rows are counted."""
-        self._rows, self._seconds = 0, 0.0
-        """Rows of blocks since the last step, and seconds spent on them."""
         self.last_split = "val" if terms.has_val else "train"
         self._reported_at = 0.0
         self.saving: Saving = Saving(settings.checkpoint_seconds)
@@ -126,7 +124,7 @@ class Trainer:
             kinds=kinds,
         )
         self.stepping: Stepping = Stepping(
-            *(self.instances, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
+            *(self.instances, self.assigned, self.program_choice, self.guard, self.heartbeat, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -289,7 +287,6 @@ class Trainer:
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
-        before = self.gauge.samples
         self.guard.begin(careful=any(assigned.careful is not None for assigned in self.assigned.values()))
         undone = not self.stepping.through(block)
         self.copies.stepped()
@@ -303,13 +300,8 @@ class Trainer:
         elapsed = time.perf_counter() - started - waited
         self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
-        self._rows += 0 if place is self._noted else place.rows
-        self._noted, self._seconds = place, self._seconds + elapsed
-        # A step may use rows of several blocks. Blocks that no step has used say nothing about the speed.
-        if self.gauge.samples > before or place.split != "train":
-            self.gauge.rows += self._rows
-            self.gauge.training_seconds += self._seconds
-            self._rows, self._seconds = 0, 0.0
+        self.gauge.rows += 0 if place is self._noted else place.rows
+        self._noted = place
         if undone:
             self.at_hand = block
         if not undone and place.last and place.split == self.last_split:
@@ -366,7 +358,7 @@ class Trainer:
         self.trials.forget(assignment_of_its_own=True)
         self.copies.member_assigned()
         # A block at hand is of an earlier assignment, and no member has steps left on it: a rank does not wait until the first rank has saved.
-        self.at_hand, self._rows, self._seconds = None, 0, 0.0
+        self.at_hand = None
         if started:
             self.emit(SectionReport(events=tuple(started)))
         self._follow(command.assignment)
@@ -447,7 +439,6 @@ class Trainer:
         """Record time spent without a block, during which the device may have worked on earlier ones, and send progress."""
         if self.copies.ahead:
             self.gauge.busy_seconds += seconds
-            self.gauge.training_seconds += seconds
         else:
             self.gauge.waiting_seconds += seconds
         self._report_progress()
