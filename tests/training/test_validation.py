@@ -40,8 +40,9 @@ def share_of_threes(output: torch.Tensor, target: torch.Tensor) -> float:
 class MacroF1(nn.Module):
     """The same metric as torchmetrics would compute it, by counts to which each batch is added."""
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, least: int = 1) -> None:
         super().__init__()
+        self.least = least
         self.register_buffer("counts", torch.full((3, classes), 1e9))
         self.reset()
 
@@ -56,7 +57,7 @@ class MacroF1(nn.Module):
 
     def compute(self) -> torch.Tensor:
         hits, predicted, there = self.counts
-        return (2 * hits / (predicted + there).clamp(min=1)).mean()
+        return (2 * hits / (predicted + there).clamp(min=self.least)).mean()
 
 
 class Mean:
@@ -85,13 +86,15 @@ def of_numpy(output: torch.Tensor, target: torch.Tensor) -> np.ndarray[Any, Any]
     return np.abs(output.numpy()).max(1)
 
 
+USED = MacroF1()
+USED.update(OUTPUTS[:9], TARGETS[:9])
 METRICS = {
     "right": right,
     "squeezed": squeezed,
     "of_numpy": of_numpy,
     "f1": macro_f1,
     "threes": share_of_threes,
-    "state": MacroF1(),
+    "state": USED,
     "class": MacroF1,
     "partial": partial(MacroF1, classes=10),
     "factory": lambda: Mean(),

@@ -24,7 +24,6 @@ from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
-    "check_initialized",
     "check_differentiated",
     "check_generators",
     "check_gradients",
@@ -34,6 +33,7 @@ __all__ = [
     "check_network",
     "check_optimizer",
     "check_own",
+    "check_parameters",
     "check_schedule",
     "check_stepped",
     "modes_of",
@@ -100,13 +100,21 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
         )
 
 
-def check_initialized(member: Member, optimizer: torch.optim.Optimizer) -> None:
-    """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer."""
+def check_parameters(member: Member, model: nn.Module, what: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer, or holds parameters of another network."""
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):  # wrappers often set the public attributes themselves
         raise StudyError(
             f"member {member.name!r}: {type(optimizer).__name__} never calls __init__ of torch's Optimizer, so it "
             "can be neither copied nor saved. Call super().__init__(parameters, defaults) in the first line of "
             "its __init__, even if it wraps another optimizer, for example Lookahead."
+        )
+    own = set(map(id, model.parameters()))
+    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise StudyError(
+            f"member {member.name!r}: {what} holds {foreign} parameters that do not belong to its network. Build it "
+            "from the parameters, or the network, that its factory is given. Make other trained tensors part of the "
+            "network, as nn.Parameter(tensor), and layers in a list as nn.ModuleList(layers)."
         )
 
 
@@ -117,21 +125,13 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
             "torch.optim.Optimizer over the parameters passed to it, or a list of several."
         )
-    check_initialized(member, optimizer)
+    check_parameters(member, model, "its optimizer", optimizer)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(
             f"member {member.name!r}: {type(optimizer).__name__}.step needs a closure that computes the loss "
             "several times per batch, but a member computes it once. Use an optimizer whose step() needs no "
             "closure, or call it in your own step=, with optimizers= instead of optimizer=."
-        )
-    own = set(map(id, model.parameters()))
-    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
-    if foreign:
-        raise StudyError(
-            f"member {member.name!r}: its optimizer holds {foreign} parameters that do not belong to its network. "
-            "Build it from the parameters passed to the factory: optimizer=lambda parameters: SGD(parameters, "
-            "lr=0.1). Make other trained tensors part of the network."
         )
 
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.study import Member
-from argosy.training.member.checks import check_initialized, check_stepped
+from argosy.training.member.checks import check_parameters, check_stepped
 
 __all__ = [
     "OwnOptimizers",
@@ -169,22 +169,10 @@ def build_own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizer
             f"member {member.name!r}: its optimizers factory returned {described}; it must return a dict of named "
             "torch.optim optimizers, for example {'generator': Adam(model.generator.parameters())}."
         )
-    _check_own(member, model, by_name)
+    for name, optimizer in by_name.items():
+        check_parameters(member, model, f"its optimizer {name!r}", optimizer)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
     return OwnOptimizers(by_name, in_hooks), None if member.schedule is None else _schedules(member, by_name)
-
-
-def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    own = set(map(id, model.parameters()))
-    for name, optimizer in optimizers.items():
-        check_initialized(member, optimizer)
-        foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
-        if foreign:
-            raise StudyError(
-                f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that do not belong to "
-                "its network. Build it from parameters of the network that is passed to the factory. Convert "
-                "tensors with nn.Parameter(tensor), and lists of layers to nn.ModuleList."
-            )
 
 
 def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedules:

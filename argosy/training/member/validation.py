@@ -101,8 +101,6 @@ class Validation:
 
         If only one batch was `tried`, metrics that raised because it lacks a class are skipped.
         """
-        if not self.sums.rows:
-            return
         whole = self._gathered.whole() if self._of_the_set else ()
         for name, metric in self._of_the_set.items():
             if tried and name in self._lacking:
