@@ -29,6 +29,7 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, Reduc
 import argosy
 from argosy.errors import StudyError
 from argosy.protocol.trainer import Measured
+from argosy.stopping import is_better
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
@@ -506,12 +507,12 @@ def test_gradients_are_those_of_the_mean_loss(step: Any, accumulate: int) -> Non
 
 def test_nan_is_never_better_and_always_beaten() -> None:
     nan = float("nan")
-    assert Best(0, 0, 2.0).is_beaten_by(1.0, "min")
-    assert not Best(0, 0, 1.0).is_beaten_by(1.0, "min")
-    assert Best(0, 0, 1.0).is_beaten_by(2.0, "max")
-    assert not Best(0, 0, 1.0).is_beaten_by(nan, "min")
-    assert not Best(0, 0, nan).is_beaten_by(nan, "max")
-    assert Best(0, 0, nan).is_beaten_by(-9.0, "max")
+    assert is_better(1.0, 2.0, "min")
+    assert not is_better(1.0, 1.0, "min")
+    assert is_better(2.0, 1.0, "max")
+    assert not is_better(nan, 1.0, "min")
+    assert not is_better(nan, nan, "max")
+    assert is_better(-9.0, nan, "max")
 
 
 def second_is_best(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ Contract. They stay in the network as long as it does not step, and programs cal
 objective is known, so weights are never copied in advance, and often not at all: a checkpoint that is written in time contains them.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +24,6 @@ class Best:
     averaged: bool = False
     """Whether the value is that of the averaged weights, not of the raw ones."""
 
-    def is_beaten_by(self, value: float, mode: Mode) -> bool:
-        """Return whether a later value is better; NaN never is, and every other value is better than NaN."""
-        if math.isnan(value):
-            return False
-        return math.isnan(self.value) or is_better(value, self.value, mode)
-
 
 @dataclass(slots=True)
 class BestWeights:
@@ -44,8 +37,8 @@ class BestWeights:
     """Copies of them, if the network has stepped since."""
 
     def offer(self, section: Best, mode: Mode) -> bool:
-        """Judge the section that has just ended; returns whether it is the best one so far."""
-        if self.section is not None and not self.section.is_beaten_by(section.value, mode):
+        """Judge the section that has just ended; returns whether it is the best one so far. NaN is never better, and worse than any other value."""
+        if self.section is not None and not is_better(section.value, self.section.value, mode):
             return False
         self.section, self._in_network, self._copied = section, True, None
         return True

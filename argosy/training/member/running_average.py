@@ -59,7 +59,9 @@ class RunningAverage:
             if weight.requires_grad or (thaws and weight.is_floating_point() and weight.isfinite().all())
         }
         places = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
-        self._held = [(module._parameters, key) for weight, (module, key) in places.items() if weight in averaged]
+        self._held: list[tuple[dict[str, Any], str]] = [
+            (module._parameters, key) for weight, (module, key) in places.items() if weight in averaged
+        ]
         """Parameter tables of modules that hold the weights, with their keys. Frozen infinite weights, as in a mask, would average to NaN."""
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each weight; valid if `count` is not 0."""
@@ -69,14 +71,14 @@ class RunningAverage:
         """Weights at the ends of the last epochs, for `LastK`."""
         self._norms = norms_of(model) if self.share is None else []
         names = {id(buffer): name for name, buffer in model.named_buffers()} if self._norms else {}
-        self._places = [
+        self._places: list[tuple[dict[str, Any], str, str]] = [
             (module._buffers, key, names[id(buffer)])
             for module in model.modules()
             for key, buffer in module._buffers.items()
             if id(buffer) in names
         ]
         """Buffer tables of modules that hold the network's buffers, with their keys and names."""
-        self.buffers: dict[str, Tensor] = {name: _there(table[key]).clone() for table, key, name in self._places}
+        self.buffers: dict[str, Tensor] = {name: table[key].clone() for table, key, name in self._places}
         """The average's own buffers, by name; empty if it shares those of the raw weights."""
         self.batches: int = 0
         """Number of batches of the current epoch in its statistics so far."""
@@ -86,7 +88,7 @@ class RunningAverage:
     @property
     def weights(self) -> list[Tensor]:
         """The member's current weights, read from the modules because a network may assign new ones, for example to a codebook."""
-        return [_there(table[key]) for table, key in self._held]
+        return [table[key] for table, key in self._held]
 
     @property
     def recomputes(self) -> bool:
@@ -134,7 +136,7 @@ class RunningAverage:
     def _begin_statistics(self) -> None:
         self.batches = 0
         for table, key, name in self._places:
-            self.buffers[name].copy_(_there(table[key]))
+            self.buffers[name].copy_(table[key])
         with self.held():
             for norm in self._norms:
                 norm.reset_running_stats()
@@ -164,7 +166,7 @@ class RunningAverage:
             _put(own, self.weights)
             for (table, key, name), buffer in zip(self._places, buffers, strict=True):
                 if table[key] is not self.buffers[name]:  # a forward pass may assign another tensor
-                    self.buffers[name].copy_(_there(table[key]))
+                    self.buffers[name].copy_(table[key])
                 table[key] = buffer
             self._switch(mode)
 
@@ -220,8 +222,3 @@ class RunningAverage:
 def _put(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     for weight, value in zip(weights, values, strict=True):
         weight.data = value
-
-
-def _there(held: Tensor | None) -> Tensor:
-    assert held is not None
-    return held

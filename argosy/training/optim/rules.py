@@ -19,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.stream.batches import copy_to_device
+from argosy.training.device.recorders import run_in_turn
 
 __all__ = [
     "RULES",
@@ -178,7 +179,7 @@ def _adam_fused(tile: Tile, gradients: Tensor) -> Move:
     for own in _alike(tile, adam_numbers, MOMENTS):
         weights, first, second = own.tensors
         moves.append(partial(kernel, weights, own.of(slopes), first, second, [], own.steps, **own.numbers))
-    return partial(_all, moves)
+    return partial(run_in_turn, moves)
 
 
 def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
@@ -186,7 +187,7 @@ def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
     for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else ()):
         weights, *buffers = own.tensors
         moves.append(partial(torch._fused_sgd_, weights, own.of(slopes), buffers[0] if buffers else [], **own.numbers))
-    return partial(_all, moves)
+    return partial(run_in_turn, moves)
 
 
 def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
@@ -282,11 +283,6 @@ def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], n
         groups = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
         tile.alike = numbers, [own._replace(tensors=[*map(own.of, parts)], steps=own.of(steps)) for own in groups]
     return tile.alike[1]
-
-
-def _all(moves: Sequence[Move]) -> None:
-    for move in moves:
-        move()
 
 
 def adam_numbers(group: dict[str, Any]) -> dict[str, Any]:
