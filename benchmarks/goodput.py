@@ -60,16 +60,12 @@ def facts(directory: Path) -> dict[str, Any]:
     """Return what the journal says about the faults."""
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     kinds = Counter(line["event"] for line in lines)
-    used = [
-        line["gauge"]["samples"] for line in lines if line["event"] == "Used" and "waiting_seconds" in line["gauge"]
-    ]
     return {
         "lost": kinds["WorkerLost"],
         "ways": dict(Counter(line["way"] for line in lines if line["event"] == "Recovered")),
         "started": kinds["MemberStarted"],
         "sections": kinds["SectionEnded"],
         "cpu_seconds": next(line["cpu_seconds"] for line in reversed(lines) if line["event"] == "RunEnded"),
-        "samples_of_last_trainers": sum(used),
     }
 
 
