@@ -44,6 +44,6 @@ def from_lightning(
         schedule=loop.schedules,
         step=loop.step,
         validate=loop.validate,
-        metrics={metric.removeprefix("val_"): partial(loop.Logged, metric) for metric in metrics},
+        metrics={metric.removeprefix("val_"): partial(loop.Logged, metric) for metric in ("val_loss", *metrics)},
         **fields,
     )

@@ -74,6 +74,8 @@ class Loop(TrainerAttributes):
         """Values of the current validation: metrics, or (sum, samples)."""
         self._batch_loss: tuple[Any, int] | None = None
         """``val_loss`` logged by the current batch, as (sum, samples); a difference of sums would round differently each time."""
+        self._returned: tuple[Any, int] | None = None
+        """Losses that validation_step has returned in the current validation, as (sum, samples)."""
         self._metrics: dict[str, Metric] = {}
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
@@ -185,27 +187,31 @@ class Loop(TrainerAttributes):
         return self.loss
 
     def validate(self, batch: Any) -> torch.Tensor:
-        """Validate a batch; returns the logged loss, else the one that the module returns."""
+        """Validate a batch; returns the logged loss, else the one that the module returns, else 0: the validation's end may log one."""
         self.attach(batch)
         if not self.validating:
             _reset(self._logged)
             self.validating: bool = True
             self._validated = True
             self.val_batch_idx = 0
-            self._logged = {}
+            self._logged, self._returned = {}, None
             self.module.on_validation_epoch_start()
-        returned = _call_hook(self.module.validation_step, batch, self.val_batch_idx)
+        loss = _returned_loss(_call_hook(self.module.validation_step, batch, self.val_batch_idx))
         self.val_batch_idx += 1
         if self._batch_loss is not None:
             total, count = self._batch_loss
             mean: torch.Tensor = total / count
             return mean
-        logged = f" (it logs {', '.join(map(repr, self._logged))})" if self._logged else ""
-        return _loss(returned, f"validation_step neither logs 'val_loss' nor returns a loss{logged}")
+        if not isinstance(loss, torch.Tensor):
+            return torch.zeros((), device=self.module.device)
+        self._returned = _add_mean(self._returned, to_float64(loss).mean(), self._rows)
+        return loss
 
     def _trained(self, batch: Any) -> torch.Tensor:
-        returned = _call_hook(self.module.training_step, batch, self.batch_idx)
-        loss = _loss(self.loss if _returned_loss(returned) is None else returned, "training_step returns no loss")
+        returned = _returned_loss(_call_hook(self.module.training_step, batch, self.batch_idx))
+        loss = self.loss if returned is None else returned
+        if not isinstance(loss, torch.Tensor):
+            raise StudyError("its training_step returns no loss; return a tensor, or a dict with one under 'loss'.")
         self.loss = loss.detach()
         return loss
 
@@ -244,12 +250,18 @@ class Loop(TrainerAttributes):
     def value(self, name: str) -> Any:
         """Return the value that the last validation has logged under that name."""
         self.end_validation()
-        if name not in self._logged:
+        logged = self._logged.get(name, self._returned if name == "val_loss" else None)
+        if logged is None:
+            others = ", ".join(self._logged) or "nothing"
+            if name == "val_loss":
+                raise StudyError(
+                    f"its validation neither logs 'val_loss' nor returns a loss (it logs {others}). Log it, or return "
+                    "a tensor, or a dict with one under 'loss', in validation_step."
+                )
             raise StudyError(
-                f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Choose "
-                "one of these in from_lightning(metrics=…)."
+                f"its validation does not log {name!r}; it logs {others}. Choose one of these in "
+                "from_lightning(metrics=…)."
             )
-        logged = self._logged[name]
         return logged.compute() if isinstance(logged, Metric) else logged[0] / logged[1]
 
     def step(self) -> None:
@@ -386,13 +398,6 @@ def _reset(logged: Mapping[str, Any]) -> None:
 def _returned_loss(returned: Any) -> Any:
     """Return the loss that a step has returned."""
     return returned.get("loss") if isinstance(returned, Mapping) else returned
-
-
-def _loss(returned: Any, words: str) -> torch.Tensor:
-    loss = _returned_loss(returned)
-    if not isinstance(loss, torch.Tensor):
-        raise StudyError(f"its {words}; return a tensor, or a dict with one under 'loss'.")
-    return loss
 
 
 def check_hooks(kind: type) -> None:

@@ -166,10 +166,6 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
             f"{owner}: the metric name {name!r} cannot be part of a column name, val_<name>. Use a word without commas, "
             "quotes or line breaks."
         )
-    if name == "loss":
-        raise StudyError(
-            f"{owner}: a metric is named 'loss', but the column val_loss holds the member's own loss. Rename the metric."
-        )
     if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "compute")):
         raise StudyError(
             f"{owner}: the metric {name!r} is {describe_value(metric)}; it must be a function: (outputs, targets) -> values."

@@ -448,6 +448,9 @@ class Summing(Classifier):
             self.log("val_loss", loss)
         return loss
 
+    def on_validation_epoch_end(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("logs", [True, False])
 def test_a_validation_step_that_adds_up_samples_is_refused(tmp_path: Path, logs: bool) -> None:
@@ -462,11 +465,47 @@ class Otherwise(Classifier):
     def validation_step(self, batch: Any) -> None:
         self.log("valid_loss", functional.cross_entropy(self(batch[0]), batch[1]))
 
+    def on_validation_epoch_end(self) -> None:
+        pass
+
 
 def test_a_validation_without_val_loss_says_what_it_logs(tmp_path: Path) -> None:
     member = argosy.from_lightning("net", Otherwise, batch_size=15)
-    with pytest.warns(MemberFailed, match=r"neither logs 'val_loss' nor returns a loss \(it logs 'valid_loss'\)"):
+    with pytest.warns(MemberFailed, match=r"neither logs 'val_loss' nor returns a loss \(it logs valid_loss\)"):
         run(tmp_path, member, 1)
+
+
+class AtTheEnd(Classifier):
+    """Keeps the losses of its batches, and logs their mean at the end, as Lightning's guide to 2.0 shows."""
+
+    def __init__(self, *, returns: bool) -> None:
+        super().__init__()
+        self.returns, self.losses = returns, list[Tensor]()
+
+    def validation_step(self, batch: Any) -> Tensor | None:
+        self.losses.append(functional.cross_entropy(self(batch[0]), batch[1]))
+        return self.losses[-1] if self.returns else None
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_loss", torch.stack(self.losses).mean())
+        self.losses.clear()
+
+
+class Unweighted(Classifier):
+    """Logs every batch with the same weight, also the last one, which is smaller."""
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]), batch_size=1)
+
+    def on_validation_epoch_end(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("module", [partial(AtTheEnd, returns=True), partial(AtTheEnd, returns=False), Unweighted])
+def test_val_loss_is_what_the_trainer_has_under_this_name(tmp_path: Path, module: Any) -> None:
+    _, figures = by_lightning("net", module, tmp_path)
+    _, reached = trained(tmp_path / "x", argosy.from_lightning("net", module, batch_size=BATCH))
+    assert reached["val_loss"] == pytest.approx(figures["val_loss"], abs=1e-10)
 
 
 class Hooked(Classifier):

@@ -126,6 +126,13 @@ class Objective(Following):
         return super().training_step(batch, batch_idx)
 
 
+class Skipping(Lit):
+    """Has a training step that returns nothing."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Nothing."""
+
+
 class Silent(Lit):
     """Has a validation step that logs and returns nothing."""
 
@@ -221,6 +228,7 @@ CASES = {
     "a LightningModule whose schedule watches a metric that is not logged": lambda: lit(Following, epochs=2),
     "a LightningModule whose schedule watches a torchmetrics object of training": lambda: lit(Objective),
     "a LightningModule that logs the largest value": lambda: lit(Largest),
+    "a LightningModule without a training loss": lambda: lit(Skipping),
     "a LightningModule without a validation loss": lambda: lit(Silent),
     "a LightningModule that uses an unknown trainer attribute": lambda: asking("trainer.datamodule"),
     "a LightningModule that stops its trainer": lambda: asking("trainer.should_stop = True"),

@@ -111,9 +111,9 @@ class Validation:
         self._gathered.clear()
 
     def values(self) -> dict[str, float]:
-        """Return the loss and every metric; NaN without samples."""
-        means = self.sums.means(["loss", *self._per_sample])
-        return {name: means.get(name, self._ended.get(name, math.nan)) for name in ("loss", *self.member.metrics)}
+        """Return the loss and every metric; NaN without samples. A metric called loss takes the place of the mean over batches."""
+        values = self.sums.means(["loss", *self._per_sample]) | self._ended
+        return {name: values.get(name, math.nan) for name in ("loss", *self.member.metrics)}
 
     def check(self, rows: int, output: Any, target: Any) -> None:
         """Raise StudyError for a metric that, because of shapes, compares outputs with targets of other samples in the first batch."""
