@@ -1,11 +1,13 @@
 """Which outside variables a function reads, by the names in its bytecode: `lr`, `args.lr`, `CFG["lr"]`."""
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import dis
 import functools
 import inspect
+import reprlib
 import sys
 import sysconfig
 import types
@@ -37,6 +39,9 @@ READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM
 """Instructions that read a global or enclosed variable."""
 BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
 """Instructions that read an argument."""
+TEXTS = reprlib.Repr()
+"""Writes values, but only the first thousand items of each list."""
+vars(TEXTS).update({limit: 1000 for limit, value in vars(TEXTS).items() if isinstance(value, int)})
 HOLDERS = (argparse.Namespace, types.SimpleNamespace, types.ModuleType)
 """Installed classes whose instances hold settings."""
 INSTALLED = tuple(
@@ -48,33 +53,59 @@ INSTALLED = tuple(
 )
 
 
+class OutsideValue(NamedTuple):
+    """What a variable holds."""
+
+    identity: int
+    text: str
+    """Its content, or where it is in memory if that would take long to compare, as that of a network."""
+
+    @classmethod
+    def by(cls, value: Any) -> "OutsideValue":
+        """Return what a variable with this value holds."""
+        if isinstance(value, types.FunctionType):
+            text = f"{value.__qualname__} ({hash(value.__code__) & 0xFFFF:04x})"  # equal after a notebook's cell has run again
+        elif isinstance(value, type):
+            text = value.__qualname__
+        elif isinstance(value, (*PLAIN, list, tuple, dict, set)):
+            text = TEXTS.repr(value)
+        else:
+            text = f"{type(value).__qualname__} at {id(value):#x}"
+        return cls(id(value), text)
+
+    def is_replaced(self, now: "OutsideValue") -> bool:
+        """Return whether the variable was set to another value; its object may have changed, as a cache does."""
+        return self.identity != now.identity and self.text != now.text
+
+
 class Outside(NamedTuple):
     """Outside values that a factory reads when it is called, and that may have changed since it was created."""
 
-    scalars: Mapping[str, Any]
-    """Outside variables, such as those that a lambda in a loop reads, and entries of settings objects, outside or bound, by name. Variables
+    variables: Mapping[str, OutsideValue]
+    """Outside variables, such as those that a lambda in a loop reads, and scalars of settings objects, outside or bound, by name. Variables
     that the factory sets itself are left out."""
-    settings: Mapping[str, tuple[Any, Mapping[str, Any]]]
-    """By argument: bound settings objects that are used as a whole, each with the scalars that it holds."""
+    settings: Mapping[str, tuple[int, Mapping[str, Any]]]
+    """By name: identities of settings objects, outside or bound, that are used as a whole, each with the scalars that it holds."""
 
     @classmethod
     def of(cls, factory: Any) -> "Outside":
         """Return what a factory reads, with the present values.
 
         >>> settings = argparse.Namespace(lr=0.1)
-        >>> Outside.of(lambda weights: settings.lr * len(weights)).scalars
-        {'settings.lr': 0.1}
-        >>> Outside.of(functools.partial(lambda given: dict(**given), {"width": 8})).settings
-        {'given': ({'width': 8}, {'width': 8})}
+        >>> Outside.of(lambda weights: settings.lr * len(weights)).variables["settings.lr"].text
+        '0.1'
+        >>> Outside.of(functools.partial(lambda given: dict(**given), {"width": 8})).settings["given"][1]
+        {'width': 8}
         """
-        arguments = bound_arguments(factory) if isinstance(factory, functools.partial) else {}
-        read = _read_by(unwrap_partials(factory), arguments)
+        function = unwrap_partials(factory)
+        arguments = _defaults(function) | (bound_arguments(factory) if isinstance(factory, functools.partial) else {})
+        read = _read_by(function, arguments)
         return cls(
-            {name: value for name, value in read.items() if isinstance(value, SCALARS)},
+            {name: OutsideValue.by(value) for name, value in read.items() if name not in arguments},
             {
-                name: (value, held)
-                for name, value in arguments.items()
-                if name in read and (held := _scalars_in(value)) is not None
+                name: (id(value), held)
+                for name, value in read.items()
+                if (name in arguments or not isinstance(value, type)) and (held := _scalars_in(value)) is not None
             },
         )
 
@@ -90,12 +121,24 @@ def _read_by(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             continue
         instructions = instructions_of(one.__code__)
         enclosed = closure_variables(one)
-        for name in _names_read(one.__code__):
-            readings |= readings_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
+        variables = collections.ChainMap(enclosed, one.__globals__)
+        for name in _names_read(one.__code__) & variables.keys():
+            readings |= readings_of(instructions, name, variables[name], HOLDERS)
         for name in arguments.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
             if type(arguments[name]) not in PLAIN:
                 readings |= readings_of(instructions, name, arguments[name], HOLDERS, (*READS, *BOUND))
     return readings
+
+
+def _defaults(function: Any) -> dict[str, Any]:
+    """Return the default arguments of a Python function by name; nothing for other callables."""
+    if not isinstance(function, types.FunctionType):
+        return {}
+    positional, defaults = function.__code__.co_varnames[: function.__code__.co_argcount], function.__defaults__ or ()
+    return {
+        **dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)),
+        **(function.__kwdefaults__ or {}),
+    }
 
 
 def closure_variables(function: Any) -> dict[str, Any]:

@@ -366,7 +366,7 @@ class Study:
 
     def _check_member(self, member: Member) -> None:
         """Raise StudyError if the member contradicts the study."""
-        _check_outer_scalars(member)
+        _check_outside(member)
         self._check_tokens(member)
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
@@ -478,18 +478,18 @@ class Study:
         return self.stop if member.stop is None else member.stop
 
 
-def _check_outer_scalars(member: Member) -> None:
+def _check_outside(member: Member) -> None:
     """Raise StudyError if a factory would read another value now than when its member was created."""
     for part, outside in member._outside.items():
-        now = Outside.of(getattr(member, part)).scalars if outside.scalars else {}
-        for name, value in outside.scalars.items():
-            if repr(now.get(name, value)) != repr(value):
+        now = Outside.of(getattr(member, part)).variables if outside.variables else {}
+        for name, held in outside.variables.items():
+            if held.is_replaced(now.get(name, held)):
                 otherwise = (
                     "a copy of the settings (copy.deepcopy)" if "." in name else f"a default argument {name}={name}"
                 )
                 raise StudyError(
-                    f"member {member.name!r}: its {part} reads the variable {name} when it is called. {name} was {value!r} when the member was "
-                    f"created and is {now[name]!r} now. Bind it: functools.partial(SGD, lr=lr), or {otherwise}."
+                    f"member {member.name!r}: its {part} reads the variable {name} when it is called. {name} was {held.text} when the member was "
+                    f"created and is {now[name].text} now. Bind it: functools.partial(SGD, lr=lr), or {otherwise}."
                 )
 
 
@@ -500,8 +500,8 @@ def sharing_warnings(members: Sequence[Member]) -> list[str]:
     for member in members:
         for part, outside in member._outside.items():
             for name, (settings, held) in outside.settings.items():
-                # By identity, which stays unique as long as the members hold the objects.
-                first, before = seen.setdefault(id(settings), (member, held))
+                # By identity, which stays unique as long as the members' functions hold the objects.
+                first, before = seen.setdefault(settings, (member, held))
                 warnings += [
                     f"members {first.name!r} and {member.name!r} share one settings object ({name} of {part}). {key} was "
                     f"{value!r} when the first was created and {held[key]!r} for the second; both read its current value. If they should "

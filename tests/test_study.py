@@ -346,6 +346,46 @@ def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays
     argosy.Study(data=arrays(), members=[*bound, *same])
 
 
+def of_loop(values: Any) -> list[argosy.Member]:
+    """Return a member for each value, as a script's loop makes them, all of which read its variable."""
+    member = partial(argosy.Member, optimizer=partial(SGD, lr=0.1), batch_size=8)
+    return [member(f"m{number}", model=lambda: dict(value)) for number, value in enumerate(values)]  # noqa: B023, what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((nn.Flatten, nn.Identity), "value was Flatten when .* is Identity now"),
+        (({"width": 4}, {"width": 8}), "value was {'width': 4} when .* is {'width': 8} now"),
+        (([4], [4, 4]), r"value was \[4\] when .* is \[4, 4\] now"),
+        ((torch.ones(3), torch.zeros(3)), "value was Tensor at 0x.* is Tensor at 0x"),
+        ((nn.ReLU(), nn.Tanh()), "value was ReLU at 0x.* is Tanh at 0x"),
+        ((lambda x: x, lambda x: -x), "value was <lambda> .* is <lambda> "),
+    ],
+    ids=["classes", "dicts", "lists", "tensors", "layers", "functions"],
+)
+def test_a_loop_over_anything_is_refused_as_one_over_numbers_is(values: Any, words: str) -> None:
+    with pytest.raises(StudyError, match=f"member 'm0': its model reads the variable value .* {words}"):
+        argosy.Study(data=arrays(), members=of_loop(values))
+
+
+def test_a_loop_that_makes_equal_values_is_taken() -> None:
+    argosy.Study(data=arrays(), members=of_loop([{"width": 4}, {"width": 4}]))
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_members_whose_common_settings_a_loop_changes_are_warned_of(*, default: bool) -> None:
+    """They are read as a whole, from outside or as a default argument."""
+    member = partial(argosy.Member, model=partial(nn.Linear, 4, 3), batch_size=8)
+    settings, members = {"lr": 1.0}, []
+    for lr in (0.1, 0.2):
+        settings["lr"] = lr
+        by_default = lambda p, settings=settings: SGD(p, **settings)  # noqa: E731
+        members.append(member(f"{lr}", optimizer=by_default if default else lambda p: SGD(p, **settings)))
+    (warning,) = sharing_warnings(argosy.Study(data=arrays(), members=members).members)
+    assert "members '0.1' and '0.2' share one settings object (settings of optimizer). lr was 0.1 when" in warning
+
+
 class Config:
     """Settings as class attributes, which a script's loop changes."""
 
