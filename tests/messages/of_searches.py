@@ -182,6 +182,9 @@ CASES = {
     ).best(),
     "a space of plain numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
+    "a space that sets a constraint": lambda: tune(
+        lambda trial: trial.set_constraint("small", trial.suggest_float("lr", 0.1, 0.2) - 0.3)
+    ),
     "a population over a space that is a function": lambda: tune(lambda trial: None, scheduler="pbt"),
     "a population without changeable parameters": lambda: tune(
         {"width": CategoricalDistribution([1, 2])}, scheduler="pbt"

@@ -175,3 +175,13 @@ def test_what_is_outside_of_a_quasi_random_sequence_is_drawn_for_each_trial() ->
     sampler = partial(optuna.samplers.QMCSampler, warn_independent_sampling=False)
     sampling = Sampling(suggest, modes=["min"], seed=3, sampler=sampler)
     assert len({sampling.ask()[0].get("y") for _ in range(8)}) == 8
+
+
+def test_a_constraint_of_optuna_which_would_choose_another_best_trial_is_refused() -> None:
+    def space(trial: optuna.Trial) -> None:
+        trial.set_constraint("small", trial.suggest_float("x", 0.1, 0.2) - 0.05)
+
+    if not hasattr(optuna.Trial, "set_constraint"):
+        pytest.skip("Optuna has it from 5.0 on")
+    with pytest.raises(StudyError, match=r"it sets the constraints \['small'\] .* pass constraints= to the search"):
+        Sampling(space, modes=["min"], seed=3, sampler=optuna.samplers.RandomSampler).ask()
