@@ -13,7 +13,7 @@ from argosy.errors.spelling import did_you_mean, format_names, known_keywords
 from argosy.ragged import check_ragged
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 from argosy.study.data import Data
-from argosy.study.member import FACTORIES, IGNORED, Member, Repetition, accuracy, check_outer_scalars, sharing_warnings
+from argosy.study.member import FACTORIES, IGNORED, Member, Repetition, accuracy, check_outside, sharing_warnings
 
 __all__ = ["FACTORIES", "IGNORED", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "sharing_warnings"]
 
@@ -102,7 +102,7 @@ class Study:
 
     def _check_member(self, member: Member) -> None:
         """Raise StudyError if the member contradicts the study."""
-        check_outer_scalars(member)
+        check_outside(member)
         self._check_tokens(member)
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:

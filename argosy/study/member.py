@@ -27,7 +27,7 @@ from argosy.errors.spelling import known_keywords
 from argosy.readings import Outside
 from argosy.stopping import Stop, check_rule
 
-__all__ = ["FACTORIES", "IGNORED", "Member", "Repetition", "accuracy", "check_outer_scalars", "sharing_warnings"]
+__all__ = ["FACTORIES", "IGNORED", "Member", "Repetition", "accuracy", "check_outside", "sharing_warnings"]
 
 LARGEST_SEED = 2**63
 CALLS = {
@@ -244,7 +244,7 @@ def _check_steps(member: Member) -> None:
         if getattr(member, name) != without:
             raise StudyError(
                 f"member {member.name!r}: {name} is {describe_value(getattr(member, name))}, but its step updates the weights itself. "
-                "Remove it, and do that in the step."
+                "Remove it, and do that in the step (of a LightningModule: in training_step, with automatic_optimization = False)."
             )
 
 
@@ -269,22 +269,26 @@ def _check_metrics(member: Member) -> None:
         raise StudyError(
             f"member {member.name!r}: metrics is {describe_value(member.metrics)}; it must be a dict, for example {{'accuracy': accuracy}}."
         )
+    if "loss" in member.metrics and member.validate is None:
+        raise StudyError(
+            f"member {member.name!r}: a metric is named 'loss', but the column val_loss holds the member's own loss. Rename the metric."
+        )
     for name, metric in member.metrics.items():
         check_metric(f"member {member.name!r}", name, metric)
 
 
-def check_outer_scalars(member: Member) -> None:
+def check_outside(member: Member) -> None:
     """Raise StudyError if a factory would read another value now than when its member was created."""
     for part, outside in member._outside.items():
-        now = Outside.of(getattr(member, part)).scalars if outside.scalars else {}
-        for name, value in outside.scalars.items():
-            if repr(now.get(name, value)) != repr(value):
+        now = Outside.of(getattr(member, part)).variables if outside.variables else {}
+        for name, held in outside.variables.items():
+            if held.is_replaced(now.get(name, held)):
                 otherwise = (
                     "a copy of the settings (copy.deepcopy)" if "." in name else f"a default argument {name}={name}"
                 )
                 raise StudyError(
-                    f"member {member.name!r}: its {part} reads the variable {name} when it is called. {name} was {value!r} when the member was "
-                    f"created and is {now[name]!r} now. Bind it: functools.partial(SGD, lr=lr), or {otherwise}."
+                    f"member {member.name!r}: its {part} reads the variable {name} when it is called. {name} was {held.text} when the member was "
+                    f"created and is {now[name].text} now. Bind it: functools.partial(SGD, lr=lr), or {otherwise}."
                 )
 
 
@@ -295,8 +299,8 @@ def sharing_warnings(members: Sequence[Member]) -> list[str]:
     for member in members:
         for part, outside in member._outside.items():
             for name, (settings, held) in outside.settings.items():
-                # By identity, which stays unique as long as the members hold the objects.
-                first, before = seen.setdefault(id(settings), (member, held))
+                # By identity, which stays unique as long as the members' functions hold the objects.
+                first, before = seen.setdefault(settings, (member, held))
                 warnings += [
                     f"members {first.name!r} and {member.name!r} share one settings object ({name} of {part}). {key} was "
                     f"{value!r} when the first was created and {held[key]!r} for the second; both read its current value. If they should "
