@@ -21,7 +21,7 @@ def check_distributions(space: Mapping[str, Any]) -> None:
         if not isinstance(distribution, optuna.distributions.BaseDistribution):
             raise StudyError(
                 f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
-                "FloatDistribution(1e-4, 1e-1, log=True) or optuna.distributions.CategoricalDistribution(['sgd', 'adam'])."
+                "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam'])."
             )
 
 

@@ -486,7 +486,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in ("argosy.running.search.tuner", "argosy.tuning.sampling", "argosy.tuning.optuna_package"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(StudyError, match=r"Optuna, which is not installed. Install it: pip install 'argosy\[tune\]'"):
+    with pytest.raises(StudyError, match=r"optuna, which is not installed. Install it: pip install 'argosy\[tune\]'"):
         tune(tmp_path / "run", space=lambda trial: None)
 
 
