@@ -76,6 +76,9 @@ def accuracy(output: Any, target: Any) -> Any:
     return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
+accuracy.__module__ = "argosy.study"  # where users import it from, and its name in the directories of earlier versions
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
     """Which repetition of a network a member is; the report compares networks over their repetitions."""

@@ -72,13 +72,13 @@ def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path,
         view.tick(Phase.OPENING)
     events = [voyages.ended("one", "cpu:0", epoch, value=0.5) for epoch in range(5)]
     for number in range(1000):
-        view.handle("cpu:0", Progress(samples={}, losses={}, gauge={}))
+        view.handle("cpu:0", Progress(samples={"one": number}, losses={}, gauge={}))
         if number % 200 == 0:
             view.handle("", events[number // 200])
         view.tick(Phase.TRAINING)
     stuck.barrier.set()
     view.end()
-    said = [message.blocks for message in stuck.heard if isinstance(message, Progress)]
+    said = [message.samples["one"] for message in stuck.heard if isinstance(message, Progress)]
     assert len(said) <= 2
     assert said[-1] == 999
     assert [message for message in stuck.heard if isinstance(message, Event)] == events

@@ -26,7 +26,7 @@ from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.settings import Settings
 from argosy.stream.kept.cache import RowCache
-from argosy.tuning import sampling
+from argosy.tuning import mirror
 
 ONE = [studies.member("one")]
 NOTICE = Notice(job="test", hosts=("127.0.0.1",), port=9, key="ab" * 32)
@@ -122,14 +122,14 @@ def test_whatever_the_umask_no_other_user_may_write_what_a_run_makes(tmp_path: P
 def test_nor_what_optuna_writes_there_through_no_link(tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
-        sampling._open_journal(tmp_path / "optuna.log")
+        mirror._open_journal(tmp_path / "optuna.log")
     finally:
         os.umask(before)
     assert not (tmp_path / "optuna.log").stat().st_mode & 0o022
     (tmp_path / "optuna.log").unlink()
     (tmp_path / "optuna.log").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunError, match=r"optuna\.log is a symbolic link"):
-        sampling._open_journal(tmp_path / "optuna.log")
+        mirror._open_journal(tmp_path / "optuna.log")
     assert not (tmp_path / "elsewhere").exists()
 
 

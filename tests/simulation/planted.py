@@ -236,8 +236,8 @@ PLANTED = (
     Planted(
         "a rank steps the next members on the block that it had for a member that ended elsewhere",
         Trainer._assign,
-        "self.at_hand, self._rows, self._seconds = None, 0, 0.0",
-        "self._rows, self._seconds = 0, 0.0",
+        "self.at_hand = None",
+        "",
         "6502672",
         1369,
     ),

@@ -66,6 +66,8 @@ def read_in_parallel(
                     continue
                 if isinstance(reported[0], Exception):
                     raise reported[0]
+                if isinstance(reported[0], str):
+                    raise StudyError(f"Shard {shard} of a stream cannot be read: {reported[0]}Fix the stream.")
                 if isinstance(reported[0], bytes):
                     results[shard] = cloudpickle.loads(reported[0])
                     processes[connection].shards.discard(shard)
@@ -116,8 +118,7 @@ def _run_reader(
                 result = read(shard, grown)
         except Exception as error:  # process boundary: the caller must learn of any error
             trace = "".join(traceback.format_exception(error))
-            other = StudyError(f"Shard {shard} of a stream cannot be read: {trace}Fix the stream.")
-            connection.send((shard, error if isinstance(error, StudyError | OSError) else other))
+            connection.send((shard, error if isinstance(error, StudyError | OSError) else trace))
             return 1
         connection.send((shard, cloudpickle.dumps(result)))
     return 0
