@@ -1,11 +1,13 @@
 """Compares samplers by what searches find on real trainings: MLPs on data sets that packages contain or generate.
 
 Each search is `argosy.tune` with trials that train to the end, in waves, on one data set and seed; all samplers have
-equal trials. What a search finds is its least validation loss. Losses of different sets are compared by their ratio to
-the least that any search of the set and seed has found. The paired test is Wilcoxon's, over sets and seeds.
+equal trials. What a search finds is its least validation loss. Losses of different sets are compared by the logarithms
+of their ratios to the least that any search of the set and seed has found. The paired test is Wilcoxon's, over sets and
+seeds.
 """
 
 import itertools
+import math
 import statistics
 import tempfile
 from functools import partial
@@ -94,21 +96,23 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=[name for name in SETS if name != "mnist1d"], choices=list(SETS))
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    ratios: dict[str, list[float]] = {name: [] for name in SAMPLERS}
+    logs: dict[str, list[float]] = {name: [] for name in SAMPLERS}
     for name in options.sets:
         of_set: dict[str, list[float]] = {sampler: [] for sampler in SAMPLERS}
         for seed in range(options.seeds):
             losses = {key: found_by(sampler, name, seed) for key, sampler in SAMPLERS.items()}
             for key, loss in losses.items():
-                of_set[key].append(loss / min(losses.values()))
+                of_set[key].append(math.log(loss / min(losses.values())))
         print(name, *(f"{key} {statistics.fmean(values):.4f}" for key, values in of_set.items()), flush=True)
         for key, values in of_set.items():
-            ratios[key] += values
-    judged = []
-    for other in ("TPE", "random"):
-        p = float(wilcoxon(ratios["default"], ratios[other], alternative="less").pvalue)
-        judged.append(target(f"p of the default being no better than {other}", [p], at_most=0.05))
-    figures = {key: statistics.fmean(values) for key, values in ratios.items()}
+            logs[key] += values
+    worse = float(wilcoxon(logs["default"], logs["TPE"], alternative="greater").pvalue)
+    better = float(wilcoxon(logs["default"], logs["random"], alternative="less").pvalue)
+    judged = [
+        target("p of the default being no worse than TPE", [worse], at_least=0.05),
+        target("p of the default being no better than random", [better], at_most=0.05),
+    ]
+    figures = {key: statistics.fmean(values) for key, values in logs.items()}
     finish("samplers_real", figures, judged, as_json=options.json)
 
 
