@@ -249,6 +249,12 @@ class Leading(SGD):
         self.inner.step()
 
 
+def listed(weights: Any) -> list[Any]:
+    """Return two optimizers, the first of which has one inside."""
+    first, *others = weights
+    return [Leading([first], shares=False, lr=0.1, momentum=0.9), SGD(others, lr=0.1)]
+
+
 class Centred(nn.Module):
     """A loss with a moving average in a buffer, as DINO's centre of the teacher's outputs, and a frozen network."""
 
@@ -1298,6 +1304,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),
+        ({"optimizer": listed}, "steps change 'inner' of its optimizer Leading"),
         ({"loss": annealed()}, "steps change the outer variable 'calls'"),
         ({"loss": by_global}, "steps change the outer variable 'CALLS'"),
         ({"model": hooked}, "steps change the outer variable 'calls'"),

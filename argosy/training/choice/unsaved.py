@@ -177,10 +177,13 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers, arrays and leaf tensors that an object holds, except those in `saved`, which has ids."""
     attributes = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     attributes.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
-    if isinstance(holder, torch.optim.Optimizer):  # states of optimizers inside it are saved
+    if isinstance(holder, torch.optim.Optimizer):
         in_file = "param_groups", "state", "defaults"
+        # Optimizers inside it are saved with it, but not by a list of optimizers.
         attributes = {
-            k: v for k, v in attributes.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)
+            k: _state_tensors(v) if isinstance(v, torch.optim.Optimizer) else v
+            for k, v in attributes.items()
+            if k not in in_file
         }
     if isinstance(holder, nn.Module):
         attributes = {
@@ -193,6 +196,10 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
         tokens = [token(leaf) for leaf in _state_in(value, saved)]
         if tokens:
             yield key, tokens
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [leaf for state in optimizer.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)]
 
 
 def _variable_tokens(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
