@@ -32,6 +32,7 @@ FITS, FITTED = 100, 64
 CONDITIONED = 400
 """The most trials (the last ones) that a posterior is conditioned on, because its time grows with their third power."""
 DIRECTIONS = 128
+"""Number of random directions over which volumes are means."""
 MARGIN = 0.4
 """How far below the worst scores the corner lies from which volumes count; scores have a standard deviation of 1."""
 
@@ -72,9 +73,8 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         choices = np.array([axis.choices is not None for axis in axes.values()])
         among, across = _distances(known, known, choices), _distances(known, places, choices)
         between = _distances(places, places, choices)
-        with threadpool_limits(
-            1, user_api="blas"
-        ):  # beside trainers, threads that wait for each other take 100 times as long
+        # Beside trainers, threads of BLAS that wait for each other take 100 times as long.
+        with threadpool_limits(1, user_api="blas"):
             guesses = np.stack([self._function(among, across, between, column) for column in values.T], axis=1)
         return candidates[int(np.argmax(self._gains(values, guesses)))]
 
@@ -111,8 +111,8 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         noises = np.exp(self._draw.uniform(math.log(1e-4), math.log(0.3), FITS))
         factors = np.linalg.cholesky(_matern(known, lengths) + noises[:, None, None] * np.eye(len(scores)))
         variances = np.mean(np.linalg.solve(factors, scores[:, None])[:, :, 0] ** 2, axis=1) + 1e-12
-        halves = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-        likelihoods = -0.5 * len(scores) * np.log(variances) - halves
+        half_log_determinants = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        likelihoods = -0.5 * len(scores) * np.log(variances) - half_log_determinants
         weights = np.exp(likelihoods - likelihoods.max())
         taken = self._draw.choice(FITS, p=weights / weights.sum())
         return lengths[taken], noises[taken], variances[taken]
