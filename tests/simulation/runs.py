@@ -140,7 +140,7 @@ def _play(scenario: Scenario) -> Outcome:
         restless = {"restless": Restless(world.random), "splitting": Restless(world.random, splits=1.0)}
         with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless):
             _drivers(scenario, directory, world, script, disk, outcome)
-            outcome.wrong += ends_well(scenario, directory, script.driver.run.study, script.excused)
+            outcome.wrong += ends_well(scenario, directory, _joined(script.driver), script.excused)
             outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
     except AssertionError as error:
         outcome.wrong.append(str(error))
@@ -149,6 +149,12 @@ def _play(scenario: Scenario) -> Outcome:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return outcome
+
+
+def _joined(driver: driving.Driver) -> Study:
+    """Return the study without members whose command is unanswered: they never joined the run."""
+    study, added = driver.run.study, driver.members.addition
+    return replace(study, members=tuple(member for member in study.members if not added(member.name)))
 
 
 def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, disk: Disk, outcome: Outcome) -> None:
