@@ -37,7 +37,8 @@ def check_none_missing(what: str, values: Any, array: npt.NDArray[Any]) -> None:
     """Raise StudyError if some rows have missing values; `array` holds the values ``[N, …]``."""
     missing = np.zeros(array.shape, bool)
     if array.dtype == object:
-        missing = np.vectorize(is_missing, otypes=[bool])(array)
+        # Not np.vectorize: under Python 3.12 it warns of an invalid value where NaN is compared.
+        missing = np.fromiter(map(is_missing, array.flat), bool, array.size).reshape(array.shape)
     elif array.dtype.kind in "fcmMV":
         missing = array != array
     if isinstance(values, np.ma.MaskedArray):
