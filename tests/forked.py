@@ -134,7 +134,10 @@ def script(text: str, *arguments: str, err: int) -> Forked:
 def fork(live: Callable[[], None], *, out: int = 1, err: int = 2, keep: Iterable[int] = ()) -> Forked:
     """Fork a child that calls `live`; of the open descriptors it keeps only the standard ones and `keep`."""
     parent = os.getpid()
-    pid = os.fork()
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # Python 3.12 deprecates forks beside threads, of which pytest-xdist has one
+        pid = os.fork()
     if pid == 0:
         _live(live, parent, out, err, sorted({0, 1, 2, *keep}))
     return Forked(pid)

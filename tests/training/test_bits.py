@@ -77,7 +77,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def first_squared(output: Tensor, target: Tensor) -> Tensor:
-    return functional.mse_loss(output[:, 0], target.float())
+    return functional.mse_loss(output[:, 0], target.to(output.dtype))
 
 
 def binary(output: Tensor, target: Tensor) -> Tensor:
