@@ -436,6 +436,14 @@ def test_what_cannot_travel_is_refused(name: str, launcher: str, tmp_path: Path)
         argosy.train(studies.study(), directory=tmp_path, launcher=launcher)
 
 
+def test_a_hook_that_torch_itself_has_left_is_no_obstacle() -> None:
+    """As by a torch.export that failed, under torch 2.11."""
+    handle = nn.modules.module.register_module_buffer_registration_hook(functional.softsign)
+    with contextlib.closing(contextlib.ExitStack()) as last:
+        last.callback(handle.remove)
+        assert ProcessState.here()
+
+
 def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:
     state = replace(ProcessState.here(), replaced={"torch.nn.functional.celu": "replacing"})
     with pytest.raises(

@@ -349,7 +349,13 @@ def check_portable_state() -> None:
             "the run was started inside hooks for saved tensors (torch.autograd.graph), which workers do not "
             "have. Start it outside, and enter them in the member's step."
         )
-    hooks = [name for of in (modules, optimizers) for name, held in vars(of).items() if HOOKS.fullmatch(name) and held]
+    hooks = [
+        name
+        for of in (modules, optimizers)
+        for name, held in vars(of).items()
+        # One of torch itself was left behind by a torch.export that failed (torch 2.11), and does nothing.
+        if HOOKS.fullmatch(name) and not all(str(hook.__module__).startswith("torch.") for hook in held.values())
+    ]
     if hooks:
         raise StudyError(
             f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers "
