@@ -287,6 +287,21 @@ def test_importing_argosy_and_help_are_instant() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_handlers_of_all_errors_raise_them_again_or_say_why_not() -> None:
+    """They stand at the boundaries of processes and threads, to the user's code, and to libraries that raise errors of any type."""
+    swallowing = []
+    for path in files().values():
+        lines = path.read_text().splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.ExceptHandler):
+                caught = "BaseException" if node.type is None else ast.unparse(node.type)
+                again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+                if re.search(r"\b(Base)?Exception\b|\bUSER_ERRORS\b", caught) and not again:
+                    swallowing.append(f"{path}:{node.lineno}")
+                    assert "  # " in lines[node.lineno - 1], f"{swallowing[-1]} needs its reason in a comment beside it"
+    assert len(swallowing) <= 41, swallowing  # may only become fewer
+
+
 def test_no_module_has_the_name_of_a_public_function() -> None:
     names = {path.stem for path in PACKAGE.iterdir()}
     functions = {name for name in argosy.__all__ if name.islower()}

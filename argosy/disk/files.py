@@ -180,10 +180,9 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
             if durable:
                 os.fsync(file.fileno())
             unfinished.rename(path)
-        except BaseException:
+        finally:
             with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+                unfinished.unlink()  # there is none after the renaming
     if durable:
         flush_folder(path.parent)
 

@@ -78,7 +78,7 @@ def user_errors_in(what: str, fix: str) -> Iterator[None]:
         yield
     except ArgosyError:
         raise
-    except Exception as error:
+    except Exception as error:  # boundary to the user's code
         reason_of(error)  # which raises a bug of Argosy's
         raise StudyError(f"{what} raised:\n{trace_of(error)}{fix}") from error
 

@@ -35,9 +35,7 @@ def program_of(exported: Exported) -> ExportedProgram:
             )
     except ArgosyError:
         raise
-    except (
-        Exception
-    ) as error:  # of the network's code, or of torch.export, which has no class of its own for what it refuses
+    except Exception as error:  # boundary to the network's code, and to torch.export, which raises errors of any type
         first = " ".join(str(error).strip().partition("\n")[0].split()).rstrip(".")
         raise RunError(
             f"torch.export refuses {exported.about.name!r}: {type(error).__name__}: {first}. Write forward() without "

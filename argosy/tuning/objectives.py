@@ -15,6 +15,7 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.errors.checks import describe_value
+from argosy.errors.traces import user_errors_in
 from argosy.protocol.events import SectionEnded
 from argosy.stopping import Mode
 
@@ -79,13 +80,9 @@ class Objectives:
         """Return the constraint values of a trial; raises StudyError if the function raises or does not return numbers."""
         if self.constraints is None:
             return ()
-        try:
+        what = f"constraints, called with a trial's results ({', '.join(sorted(reached))}),"
+        with user_errors_in(what, "Fix the function, and run the same command again."):
             values = self.constraints(reached)
-        except Exception as error:  # boundary between the user's code and ours
-            raise StudyError(
-                f"constraints raised {error!r} when called with a trial's results: {', '.join(sorted(reached))}. "
-                "Fix the function, and run the same command again."
-            ) from error
         if not isinstance(values, Sequence) or not all(
             isinstance(value, int | float) and value == value for value in values
         ):

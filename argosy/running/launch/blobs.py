@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
@@ -55,6 +55,10 @@ def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ..
 
 def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
     return make(*arguments).replace(co_filename=file)
+
+
+class _Unpicklable(Exception):  # noqa: N818
+    """Raised from the error of a user's object that cannot be pickled; the message describes it."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -136,9 +140,9 @@ def pickle_members(members: Iterable[Member]) -> bytes:
     members = tuple(members)
     try:
         return _dumps(members)
-    except Exception as error:  # pickling the user's objects may raise anything
+    except _Unpicklable as error:
         raise StudyError(
-            f"{_first_unpicklable(members)} cannot be sent to another process: {error!r}. {ADVICE}"
+            f"{_first_unpicklable(members)} cannot be sent to another process: {error}. {ADVICE}"
         ) from error
 
 
@@ -171,13 +175,10 @@ def make_blobs(job: Job) -> dict[str, int]:
 
 def write_blob(value: Any, what: str) -> int:
     """Write a value into an anonymous memory file; raises StudyError if it cannot be sent to another process."""
-    descriptor = memory_file("argosy-blob")
     try:
-        _fill(descriptor, value)
-    except Exception as error:  # as above
-        os.close(descriptor)
-        raise StudyError(f"{what} cannot be sent to another process: {error!r}. {ADVICE}") from error
-    return descriptor
+        return _blob(value)[0]
+    except _Unpicklable as error:
+        raise StudyError(f"{what} cannot be sent to another process: {error}. {ADVICE}") from error
 
 
 def write_data_blob(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
@@ -185,18 +186,13 @@ def write_data_blob(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
 
     Returns its descriptor, and the files that the data map; raises StudyError if the data cannot be sent.
     """
-    descriptor = memory_file("argosy-blob")
     try:
-        return descriptor, _fill(descriptor, data)
-    except StudyError:
-        os.close(descriptor)
-        raise
-    except Exception as error:  # as above
-        os.close(descriptor)
+        return _blob(data)
+    except _Unpicklable as error:
         split = "val" if _is_picklable(data.train) else "train"
         name = type(getattr(data, split)).__name__
         raise StudyError(
-            f"Data.{split} ({name}) cannot be sent to another process: {error!r}. Each process that reads data "
+            f"Data.{split} ({name}) cannot be sent to another process: {error}. Each process that reads data "
             f"needs its own files and connections. Pass a function that opens them, Data({split}=lambda: "
             f"{name}(...)), or open them with the first sample."
         ) from error
@@ -249,11 +245,28 @@ def _map(file: MappedFile, dtype: Any, mode: Any, offset: int, shape: tuple[int,
     return np.memmap(file.path, dtype, mode, offset, shape)
 
 
-def _fill(descriptor: int, value: Any) -> tuple[MappedFile, ...]:
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        return _write(value, file)
+@contextlib.contextmanager
+def _pickling() -> Iterator[None]:
+    try:
+        yield
+    except StudyError:
+        raise
+    except Exception as error:  # boundary to the user's objects, which raise anything when they are pickled
+        raise _Unpicklable(repr(error)) from error
 
 
+def _blob(value: Any) -> tuple[int, tuple[MappedFile, ...]]:
+    """Write a value into a memory file; returns its descriptor, and the files that the value maps. Raises _Unpicklable."""
+    descriptor = memory_file("argosy-blob")
+    with contextlib.ExitStack() as undone:
+        undone.callback(os.close, descriptor)
+        with _pickling(), os.fdopen(os.dup(descriptor), "wb") as file:
+            files = _write(value, file)
+        undone.pop_all()
+    return descriptor, files
+
+
+@_pickling()
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -269,6 +282,6 @@ def _first_unpicklable(members: Iterable[Member]) -> str:
 def _is_picklable(value: Any) -> bool:
     try:
         _dumps(value)
-    except Exception:  # as above; the cause is reported by the caller
+    except _Unpicklable:
         return False
     return True

@@ -141,8 +141,7 @@ def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], job: A
         _serve(driver, commands, _Blocks(heartbeat, trainer, backend), trainer)
     except (EOFError, Poisoned):
         raise
-    except Exception as error:
-        # A fault of the device can surface in any later call, so the guard checks every error here.
+    except Exception as error:  # a fault of the device can surface in any later call, so the guard checks every error
         trainer.guard.check_process((), error)
         if (refused := files_refused(error)) is not None:
             raise resources_refused(refused, name) or error from error

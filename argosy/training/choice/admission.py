@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block
 from argosy.training.choice.fused_check import CheckOutcome, check_together, have_own_batches
+from argosy.training.device.attempts import attempt
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import Fingerprint, obstacle
 from argosy.training.programs.fused.grouped import grouping_key
@@ -105,13 +105,12 @@ def _by_fingerprint(lives: Iterable[LiveMember]) -> tuple[Alike, dict[str, str]]
     alike: dict[Fingerprint, list[LiveMember]] = {}
     reasons: dict[str, str] = {}
     for live in lives:
-        try:
+        with attempt() as tried:  # a member's objects may not be comparable
             reason = obstacle(live)
             if reason is None:
                 alike.setdefault(Fingerprint.of(live), []).append(live)
-        except Exception as error:
-            # Boundary to a member's code: its objects may not be comparable.
-            reason = f"it cannot be compared with others: {reason_of(error)}"
+        if tried.error:
+            reason = f"it cannot be compared with others: {tried.error}"
         if reason is not None:
             reasons[live.member.name] = reason
     return alike, reasons

@@ -16,12 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.padding import batch_form
 from argosy.training.choice.copies import copy_for_trial, fill_block, restart_cutters
-from argosy.training.device.devices import is_out_of_memory
+from argosy.training.device.attempts import Attempt, attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour
@@ -62,19 +61,22 @@ def check_together(
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
     exact, double = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None, True
     while True:
-        attempt = _compare_steps(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
+        try:
+            outcome = _compare_steps(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
+        except UnfitProgram as unfit:
+            outcome = CheckOutcome(reason=str(unfit))
         # Of members with different architectures each layer has to be checked, so none are left out.
-        if attempt.crowded and len(lives) > 2 and alike:
+        if outcome.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
-        elif attempt.reason is None or not (exact or double):
-            return attempt
+        elif outcome.reason is None or not (exact or double):
+            return outcome
         elif exact:
             exact = False
         # The members' code may insist on float32, which also takes half of the memory.
-        elif attempt.crowded or attempt.alone:
+        elif outcome.crowded or outcome.alone:
             double = False
         else:
-            return attempt
+            return outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +95,11 @@ class CheckOutcome:
     """Batch lengths with equal bits, if the check was exact."""
 
     @classmethod
-    def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "CheckOutcome":
+    def of(cls, what: str, tried: Attempt, count: int, *, alone: bool = False) -> "CheckOutcome":
         """Return the outcome of an attempt that an error ended."""
-        line, crowded = reason_of(error), is_out_of_memory(error)
-        reason = (
-            f"there is not enough memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
-        )
-        return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
+        began = f"there is not enough memory to try {count} side by side:" if tried.memory else f"{what} raises"
+        failed = not alone and not tried.memory
+        return cls(reason=f"{began} {tried.error}", alone=alone, failed=failed, crowded=tried.memory)
 
 
 def _compare_steps(
@@ -115,15 +115,15 @@ def _compare_steps(
     usual = lives[0].member.batch_size
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
-    try:
+    with attempt() as tried:  # a member's code may insist on its own types
         alone, together = (_copies(lives, double=double) for _ in range(2))
         solos = [Solo(copied) for copied in alone]
-    except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-        return CheckOutcome.of("its own step", error, len(lives), alone=True)
-    try:
+    if tried.error:
+        return CheckOutcome.of("its own step", tried, len(lives), alone=True)
+    with attempt() as tried:
         fused = Fused.of(together) if alike else Grouped.of(together)
-    except Exception as error:  # the same boundary
-        return CheckOutcome.of("as one program it", error, len(lives))
+    if tried.error:
+        return CheckOutcome.of("as one program it", tried, len(lives))
     # The layers of different MLPs are plain and have no other effects.
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in _planned_steps(lives, usual, exact=exact):
@@ -131,25 +131,21 @@ def _compare_steps(
         batches = -(-SAMPLES // length) if exact and not (train and length == usual) else 1
         # One block for each side: a copy may write into its input.
         blocks = [fill_block(block, length * batches + own, double=double) for _ in range(2)]
-        try:
+        with attempt(_raise_if_unfit) as tried:
             for copies in (alone, together):
                 restart_cutters(copies, blocks[0], length, apart=own)
             mine = [_run_alone(solo, blocks[0], train=train) for solo in solos]
             _check_behaviour(alone, attributed, blocks[0], alike=alike)
-        except UnfitProgram as unfit:
-            return CheckOutcome(reason=str(unfit))
-        except Exception as error:  # the same boundary
-            return CheckOutcome.of("its own step", error, len(lives), alone=True)
-        try:
+        if tried.error:
+            return CheckOutcome.of("its own step", tried, len(lives), alone=True)
+        with attempt(_raise_if_unfit) as tried:
             by_copy = {id(trial.live): trial for trial in _run_together(fused, blocks[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
                 share = _tolerance(lives, mine, fill_block(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
-        except UnfitProgram as unfit:
-            return CheckOutcome(reason=str(unfit))
-        except Exception as error:  # the same boundary
-            return CheckOutcome.of("as one program it", error, len(lives))
+        if tried.error:
+            return CheckOutcome.of("as one program it", tried, len(lives))
         if reason is None:
             equal[train].add(length)
         elif not exact or (train and length == usual):
@@ -158,6 +154,11 @@ def _compare_steps(
             break  # the copies are no longer equal
     lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
     return CheckOutcome(reason=None, lengths=lengths if exact else None)
+
+
+def _raise_if_unfit(error: Exception) -> None:
+    if isinstance(error, UnfitProgram):
+        raise error
 
 
 def _planned_steps(lives: Sequence[LiveMember], usual: int, *, exact: bool) -> list[tuple[bool, int]]:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
 from argosy.training.choice.copies import copy_for_trial, widen_floats
+from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
@@ -45,17 +45,17 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
     reason = ""
     for double in (True, False):
         inputs = map_leaves(widen_floats, data) if double else data
-        try:
+        with attempt() as tried:  # a member's code may insist on its own types
             whole = _run_backward(live, inputs, (0, rows), double=double)
             moved = None if double else _run_backward(live, inputs, (0, rows), double=False, nudged=True)
-        except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-            reason = f"its step raises {reason_of(error)}"
+        if tried.error:
+            reason = f"its step raises {tried.error}"
             continue
-        try:
+        with attempt() as tried:
             # Unequal shares: halves would hide a step that gives all shares the same weight.
             shared = _run_backward(live, inputs, (0, -(-rows // 3), rows), double=double)
-        except Exception as error:  # the same boundary
-            return f"{NO_SHARE} {reason_of(error)}"
+        if tried.error:
+            return f"{NO_SHARE} {tried.error}"
         return next(_differences(live, whole, shared, moved, flatten(inputs)[0]), "")
     return reason
 

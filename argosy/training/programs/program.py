@@ -14,13 +14,13 @@ steps, outside of `active`, each member can be saved exactly where it is.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar, runtime_checkable
 
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
 
-__all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram"]
+__all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram", "collecting"]
 
 
 class MemberFaults(Exception):  # noqa: N818
@@ -30,6 +30,15 @@ class MemberFaults(Exception):  # noqa: N818
         super().__init__(", ".join(errors))
         self.errors = errors
         """Errors by member."""
+
+
+@contextmanager
+def collecting(faults: dict[str, Exception], name: str) -> Iterator[None]:
+    """Collect an error that a member's own code raises inside as the fault of this member."""
+    try:
+        yield
+    except Exception as error:  # boundary to members' code; each fault is raised again where its member ends
+        faults[name] = error
 
 
 class UnfitProgram(Exception):  # noqa: N818

@@ -8,7 +8,6 @@ from there on, and a member that is assigned again is stepped as before.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
-from argosy.errors.traces import reason_of
 from argosy.protocol.events import Event
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
@@ -18,7 +17,8 @@ from argosy.training.choice.admission import PassedChecks, admit
 from argosy.training.choice.copies import hide_step_warning
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divide_evenly
 from argosy.training.choice.rehearsal import needs_copies, rehearse
-from argosy.training.device.devices import is_out_of_memory, memory_left
+from argosy.training.device.attempts import attempt
+from argosy.training.device.devices import memory_left
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.graphed.graphed import why_not_captured
@@ -263,17 +263,18 @@ class ProgramChoice:
         """Measure the group's candidates on copies; candidates that raise are ruled out."""
         names = ", ".join(repr(live.member.name) for live in lives)
         while fusion_group.is_undecided(len(lives)):
-            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), hide_step_warning():
-                try:
-                    rehearse(fusion_group, lives, block)
-                    return
-                except Exception as raised:  # boundary to members' code
-                    self._check_device(f"a program of copies raised: {raised!r}")
-                    memory, error = is_out_of_memory(raised), reason_of(raised)
+            with (
+                self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True),
+                hide_step_warning(),
+                attempt(lambda error: self._check_device(f"a program of copies raised: {error!r}")) as tried,
+            ):
+                rehearse(fusion_group, lives, block)
+            if not tried.error:
+                return
             if fusion_group.now == ALONE:
                 fusion_group.restrict(1, "")  # the member's own step will raise it
             else:
-                self._refuse(fusion_group, fusion_group.now.size, error, memory=memory)
+                self._refuse(fusion_group, fusion_group.now.size, tried.error, memory=tried.memory)
 
     def _room(self, fusion_group: FusionGroup) -> int | None:
         """Return the bytes left on the device for this group's tensors; None if the device does not count them.
@@ -339,17 +340,14 @@ class ProgramChoice:
         for instance in instances:
             instance.program.release()
             self._instances.remove(instance)
-        created, error = list[ProgramInstance](), None
-        try:
+        created = list[ProgramInstance]()
+        with attempt(lambda error: self._check_device(f"a program could not be made: {error!r}")) as tried:
             for part in parts:
                 created.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
-        except Exception as raised:  # boundary to members' code
-            self._check_device(f"a program could not be made: {raised!r}")
-            memory, error = is_out_of_memory(raised), reason_of(raised)
-        if fusion_group is not None and error is not None:
+        if fusion_group is not None and tried.error:
             for instance in created:
                 instance.program.release()
-            self._refuse(fusion_group, max(map(len, parts)), error, memory=memory)
+            self._refuse(fusion_group, max(map(len, parts)), tried.error, memory=tried.memory)
             fusion_group.switch_to(ALONE)
             created = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
         self._instances[at:at] = created

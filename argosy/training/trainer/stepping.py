@@ -9,10 +9,9 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
-from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.device.devices import is_out_of_memory
+from argosy.training.device.attempts import attempt
 from argosy.training.programs.graphed.graphed import run_concurrently
 from argosy.training.programs.program import MemberFaults
 from argosy.training.trainer.assigned import AssignedMember
@@ -114,24 +113,21 @@ class Stepping:
         A member ends if its own code raised. After other errors, other programs repeat the step, or the same one if memory could be freed.
         """
         faults: Mapping[str, Exception] = {}
-        error, memory = None, False
-        try:
-            through = steps()
-            self._guard.wait_if_careful()
-            return through
-        except MemberFaults as own:
-            faults = own.errors
-        except Exception as raised:  # boundary to members' code
-            self._guard.check_process(instance.names, raised)
-            error, memory = reason_of(raised), is_out_of_memory(raised)
+        through = False
+        with attempt(lambda error: self._guard.check_process(instance.names, error)) as tried:
+            try:
+                through = steps()
+                self._guard.wait_if_careful()
+            except MemberFaults as own:
+                faults = own.errors
         # Not in the handler, whose traceback keeps the step's tensors alive.
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))
-        if error is not None:
+        if tried.error:
             instance.undo()
-            if not (memory and self._guard.give_back(error)):
-                self._program_choice.handle_error(instance, error, memory=memory)
-        return False
+            if not (tried.memory and self._guard.give_back(tried.error)):
+                self._program_choice.handle_error(instance, tried.error, memory=tried.memory)
+        return through and not tried.error
 
     def _step(self, instance: ProgramInstance, block: Block, called: Callable[[], bool]) -> bool:
         before = instance.samples

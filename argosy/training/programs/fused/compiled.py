@@ -20,8 +20,8 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
+from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, largest_value, nudge, rounding_share
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs
@@ -137,7 +137,7 @@ class Compilation:
         if idle:
             self.refused = f"the weight {idle[0]!r} does not affect its loss, which compiled code cannot report"
             return losses, gradients
-        try:
+        with attempt() as tried:
             run = of.compiled(inputs)
             results, share = _unstacked(of, run(*inputs)), DOUBLE
             if losses.dtype != torch.float64:
@@ -147,8 +147,8 @@ class Compilation:
             known = losses.detach(), there, [*of.parameter_buffer.buffers.values()]
             what = difference(_pairs(of, known, results), share)
             self.refused = f"compiled, {what} different" if what else ""
-        except Exception as error:  # boundary to members' code and to torch's compiler, which has limits
-            self.refused = f"it cannot be compiled: {reason_of(error)}"
+        if tried.error:
+            self.refused = f"it cannot be compiled: {tried.error}"
         if not self.refused:
             self._made[len(of.factors)] = run, form
         return losses, gradients

@@ -29,7 +29,7 @@ from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep, common_length, locksteps, share_cutters
 from argosy.training.programs.fused.recorded import UnrecordedSteps, UnrecordedValidation
-from argosy.training.programs.program import MemberFaults
+from argosy.training.programs.program import MemberFaults, collecting
 from argosy.training.programs.solo import Solo
 
 __all__ = ["ProgramOfSeveral", "not_none"]
@@ -305,13 +305,9 @@ class ProgramOfSeveral(ABC):
         with self._own(row), drawing:
             into.add(batch.rows, batch.digest, losses, output, target)
 
-    @contextlib.contextmanager
-    def _own(self, row: int) -> Iterator[None]:
+    def _own(self, row: int) -> contextlib.AbstractContextManager[None]:
         """Record an error raised inside as this member's fault."""
-        try:
-            yield
-        except Exception as error:  # boundary between a member's code and ours
-            self._faults[self.members[row].member.name] = error
+        return collecting(self._faults, self.members[row].member.name)
 
 
 def not_none(value: Value | None) -> Value:

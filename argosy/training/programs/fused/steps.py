@@ -16,6 +16,7 @@ from argosy.training.member.precision import LossScales
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.one_pass import step_in_one_pass
 from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.programs.program import collecting
 
 __all__ = ["FusedSteps", "Part"]
 
@@ -84,7 +85,7 @@ class FusedSteps:
         for row, live in enumerate(self._lives):
             if row in stepped and row not in self._watched:
                 continue
-            try:
+            with collecting(faults, live.member.name):
                 if row in part.overflowed:
                     live.optimizer._opt_called = True  # for its schedule, as in `Solo`
                 elif row not in stepped:
@@ -93,8 +94,6 @@ class FusedSteps:
                     live.loss_scale.follow(overflowed=row in part.overflowed)
                 if live.has_batch_schedule:
                     live.schedule.step()
-            except Exception as error:  # boundary between a member's code and ours
-                faults[live.member.name] = error
         return faults
 
     def note_idle(self, row: int) -> None:

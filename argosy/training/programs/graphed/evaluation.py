@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
+from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import ComparedPair, difference
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
@@ -64,10 +64,8 @@ class Evaluation:
         if data.samples == (member.eval_batch_size or member.batch_size):
             self._left -= 1
             if not self._left:
-                try:
+                with attempt():  # after an error, this and all later passes run eagerly
                     return self._captured(data)
-                except Exception as error:  # boundary to members' code and the device: the pass then runs eagerly
-                    reason_of(error)  # raises the error again if it is a bug of Argosy
         return self._program.evaluated(data)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from argosy.training.programs.graphed.evaluation import Evaluation
 from argosy.training.programs.graphed.replayed import Replayed, copy_into
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
-from argosy.training.programs.program import MemberFaults, Program
+from argosy.training.programs.program import MemberFaults, Program, collecting
 
 __all__ = ["Graphed", "why_not_captured", "run_concurrently"]
 
@@ -282,10 +282,8 @@ class Graphed:
     def _move_schedules(self) -> None:
         faults: dict[str, Exception] = {}
         for live in self._scheduled:
-            try:
+            with collecting(faults, live.member.name):
                 live.schedule.step()
-            except Exception as error:  # boundary between a member's code and ours
-                faults[live.member.name] = error
         if faults:
             raise MemberFaults(faults)
 
