@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.cli.plan import read_networks, read_scaling
+from argosy.cli.simulated import read_networks, read_scaling
 from argosy.cluster import Cluster
 from argosy.planning.replay import workload_of
 from argosy.profiles import Profile

@@ -21,7 +21,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 from claims import Target, report
 
-from argosy.cli.plan import cluster_of, read_networks, read_scaling
+from argosy.cli.simulated import cluster_of, read_networks, read_scaling
 from argosy.planning.balanced import Balanced
 from argosy.planning.outcomes import Charges, Simulation
 from argosy.planning.policy import Moving

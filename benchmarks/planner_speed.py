@@ -11,7 +11,7 @@ from pathlib import Path
 
 from claims import Target, report
 
-from argosy.cli.plan import cluster_of, read_networks, read_scaling
+from argosy.cli.simulated import cluster_of, read_networks, read_scaling
 from argosy.planning import WITH_KNOWN_EPOCHS, make_plan
 from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges

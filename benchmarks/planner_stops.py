@@ -20,7 +20,7 @@ from pathlib import Path
 
 from claims import Target, report
 
-from argosy.cli.plan import cluster_of
+from argosy.cli.simulated import cluster_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -81,6 +81,8 @@ OPTIONAL = {
     "huggingface_hub",
     "trackio",
 }
+SLOW = {"torch", "torch._inductor", "numpy", "rich", "psutil", "triton", "difflib"}
+"""Packages that only modules that need them load: each takes from 20 ms to seconds."""
 
 
 def files() -> dict[str, Path]:
@@ -96,21 +98,24 @@ def room(module: str) -> str:
     return ".".join(parts[:2]) if deep else parts[0]
 
 
-def imports() -> list[tuple[str, str, bool]]:
-    """Return all imports, also in functions and under ``TYPE_CHECKING``, as (module, imported module, whether at module level)."""
+def imports() -> list[tuple[str, str, str]]:
+    """Return all imports as (module, imported module, when: with its module, in a "call" or "never", under ``TYPE_CHECKING``)."""
     found, modules = [], files()
     for module, path in modules.items():
         tree = ast.parse(path.read_text())
-        top = set(map(id, tree.body))
+        times: dict[ast.AST, str] = {tree: "with"}
         for node in ast.walk(tree):
+            checks = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            inside = "call" if isinstance(node, ast.FunctionDef) else "never" if checks else times[node]
+            times |= dict.fromkeys(ast.iter_child_nodes(node), inside)
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: absolute imports only"
                 parts = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [part if part in modules else str(node.module) for part in parts]
-            found += [(module, name, id(node) in top) for name in names]
+                names = [part if part in modules or part in SLOW else str(node.module) for part in parts]
+            found += [(module, name, times[node]) for name in names]
     return found
 
 
@@ -234,9 +239,34 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
         assert len(users.get(package, set())) <= 1, package
 
 
+def _loaded(graph: Mapping[str, set[str]], module: str) -> set[str]:
+    """Return what importing a module loads, and the packages that contain it."""
+    found, left = set(), [module]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += [*graph.get(name, ()), *filter(None, [name.rpartition(".")[0]])]
+    return found
+
+
+def test_imports_in_functions_spare_a_process_something_slow_or_optional() -> None:
+    """Outside of the commands, an import in a function loads a slow or optional package that its module does not load."""
+    graph: dict[str, set[str]] = {}
+    for module, other, when in imports():
+        if when == "with":
+            graph.setdefault(module, set()).add(other)
+    for module, other, when in imports():
+        if when == "call" and room(module) != "cli":
+            new = _loaded(graph, other) - _loaded(graph, module)
+            assert new & (SLOW | OPTIONAL), f"{module} can import {other} at its top"
+
+
 def test_nouns_do_not_import_torch() -> None:
-    for module, other, top in imports():
-        if room(module) in TORCH_FREE and top and module != "argosy.cli.demo":  # imported only by `argosy demo`
+    for module, other, when in imports():
+        if (
+            room(module) in TORCH_FREE and when == "with" and module != "argosy.cli.demo"
+        ):  # imported only by `argosy demo`
             assert other.split(".")[0] != "torch", module
 
 

@@ -40,6 +40,8 @@ from argosy.disk.files import user_path
 from argosy.errors import ArgosyError, PlanError, RunError
 from argosy.errors.system import system_refused
 from argosy.errors.wording import format_bytes
+from argosy.profiles import load_profiles, save_profiles
+from argosy.running.hosts.place import JobPlace, choose_job_place, seconds_left
 from argosy.settings import Settings
 from argosy.version import __version__
 from argosy.views.output import All, Json, console, open_missing_streams, output_path, print_output, print_table
@@ -47,7 +49,6 @@ from argosy.views.output import All, Json, console, open_missing_streams, output
 if TYPE_CHECKING:
     from argosy.results.report import Report
     from argosy.running.control.pairs import Pair
-    from argosy.running.hosts.place import JobPlace
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
     from argosy.tuning.report import SearchReport
@@ -66,7 +67,7 @@ def run(
     **settings: Any,
 ) -> None:
     """Train every member of a study file."""
-    place = _place(launcher)
+    place = choose_job_place(launcher, os.environ)
     chosen = _settings(settings, place)
     directory = _directory(directory, study_file)
     _serve(place, chosen, directory)
@@ -105,7 +106,7 @@ def tune(
     **settings: Any,
 ) -> None:
     """Search for the best hyper-parameters: every trial is a member of one fleet (extra: tune)."""
-    place = _place(launcher)
+    place = choose_job_place(launcher, os.environ)
     chosen = _settings(settings, place)
     directory = _directory(directory, search_file)
     _serve(place, chosen, directory)
@@ -192,8 +193,6 @@ def plan(
             "--profiles and --html need a --cluster, which was not given. Set it, for example --cluster "
             "2x4x80GB, or omit them."
         )
-    from argosy.profiles import load_profiles
-
     known = None if profiles is None else load_profiles(profiles)
     html = None if html is None else output_path(html)
     with _launcher("processes") as place:
@@ -250,8 +249,6 @@ def profile(
         study, chosen = load_study(study_file), Settings(**settings)
         device = place.discover(chosen).devices[0].name
         costs = api.profile(study, settings=chosen, launcher=place, node_devices=node_devices)
-    from argosy.profiles import save_profiles
-
     save_profiles(out, costs.profiles)
     measured_pairs: Sequence[Pair] = ()
     if pairs:
@@ -336,7 +333,7 @@ def _warning(
 
 @contextlib.contextmanager
 def _launcher(
-    name: str, place: "JobPlace | None" = None, directory: Path = Path(), address: str | None = None
+    name: str, place: JobPlace | None = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
     """Open a launcher; processes start early, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
@@ -362,13 +359,6 @@ def _launcher(
         yield launcher
 
 
-def _place(launcher: str) -> "JobPlace | None":
-    """Return the place of this process in a job of several processes; None outside of one."""
-    from argosy.running.hosts.place import choose_job_place
-
-    return choose_job_place(launcher, os.environ)
-
-
 def _directory(given: Path | None, file: Path) -> Path:
     """Return the run directory for a study file; absolute, because the file may change the working directory."""
     return (Path("runs", file.stem) if given is None else user_path(given)).absolute()
@@ -382,19 +372,17 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
         print_output(f"The old contents of {directory} are kept in {place}.")
 
 
-def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
+def _settings(given: Mapping[str, Any], place: JobPlace | None) -> Settings:
     """Complete the settings with the number of nodes and the remaining time of the job, unless they are given."""
     values = dict(given)
     if place is not None and given["nodes"] == 1:
         values["nodes"] = place.nodes
     if given["time_limit"] is None:
-        from argosy.running.hosts.place import seconds_left
-
         values["time_limit"] = seconds_left(os.environ, time.time())
     return Settings(**values)
 
 
-def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:
+def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
     """If another process of the job is the driver, serve as the agent of this node, then exit."""
     if place is not None and place.rank > 0:
         from argosy.running.hosts.agent import run_job_process

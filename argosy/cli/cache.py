@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from argosy.disk.cached import choices_folder
 from argosy.views.output import All, Json, print_output, print_table
 
 __all__ = ["cache"]
@@ -18,7 +19,6 @@ def cache(
     as_json: Json = False,
 ) -> None:
     """List or delete what is kept for later runs: prepared samples (none with Data(keep=False)), and choices of programs and device shares."""
-    from argosy.disk.cached import choices_folder
     from argosy.stream.kept.cache import RowCache
     from argosy.views.tables import kept_table
 

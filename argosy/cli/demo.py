@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.data.pillow import Image, ImageEnhance
 from argosy.disk.cached import cache_folder
 
 FOLDER = cache_folder() / "digits"
@@ -38,8 +39,6 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from argosy.data.pillow import Image, ImageEnhance
-
         path, room = self.files[index], SIDE - CROP
         image = Image.open(path).convert("L")
         left, top = (random.randint(0, room), random.randint(0, room)) if self.train else (room // 2, room // 2)
@@ -53,9 +52,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
 def write_digits(folder: Path) -> Path:
     """Write the digits as JPEG files, once."""
     if not folder.exists():
-        from sklearn.datasets import load_digits  # both are extras of Argosy: demo
-
-        from argosy.data.pillow import Image
+        from sklearn.datasets import load_digits  # takes seconds, and only the first demo needs it
 
         digits = load_digits()
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")

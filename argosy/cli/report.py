@@ -4,7 +4,6 @@ import csv
 import io
 import shlex
 import sys
-import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
 from argosy.disk.files import replacing
 from argosy.results.ending import output_size
+from argosy.running.directory.lock import wait_for_data, wait_for_section
 from argosy.views.output import All, Json, output_path, print_output, print_table
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ __all__ = [
     "typed_command",
 ]
 
-SHARE = 0.05
-"""Share of the time that may be spent on the page of a running run; large pages are written less often."""
 DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
 """Keys of a report that only describe how it was made."""
 BEGUN_BY = "the command that started it"
@@ -51,8 +49,6 @@ def status(
 ) -> None:
     """Show the progress of a run, from its journal alone."""
     if wait:
-        from argosy.running.directory.lock import wait_for_section
-
         wait_for_section(directory)
     loaded, search = load_reports(directory)
     if not as_json:
@@ -94,19 +90,19 @@ def report(
     if not page_wanted and csv_file is None and figures is None:
         _print_results_of(*load_reports(directory), as_json=as_json, verbose=verbose)
         return
-    if live:
-        from argosy.running.directory.lock import wait_for_data
+    from argosy.cli import pages
 
+    if live:
         wait_for_data(directory)
     written, goes_on = _write_exports(directory, csv_file, figures, as_json=as_json), False
     if page_wanted:
-        page, goes_on = _write_page(directory, live=live)
+        page, goes_on = pages.write_page(directory, live=live)
         written["page"] = str(page)
     _print_written(written, as_json=as_json, every=verbose)
     if open_:
         webbrowser.open(Path(written["page"]).resolve().as_uri())
     if goes_on:
-        _update_page(directory)
+        pages.update_page(directory)
 
 
 def audit(directory: RunDirectory, every: All = False, as_json: Json = False) -> None:
@@ -255,35 +251,3 @@ def typed_command() -> str:
             ),
         ]
     )
-
-
-def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
-    """Write the page; return it, and whether it is a live page."""
-    from argosy.running.directory.journal import timeline
-    from argosy.running.directory.loading import load_report
-    from argosy.views.html.report import write_report
-
-    loaded = load_report(directory)
-    goes_on = live and loaded.status == "running"
-    return write_report(loaded, timeline(directory), live=goes_on), goes_on
-
-
-def _update_page(directory: Path) -> None:
-    """Update the live page while the run goes on, then write the final page."""
-    from argosy.running.directory.journal import timeline
-    from argosy.running.directory.loading import load_report
-    from argosy.views.html.page import LIVE_SECONDS
-    from argosy.views.html.report import write_news
-
-    took = 0.0
-    try:
-        while True:
-            time.sleep(max(LIVE_SECONDS, took / SHARE))
-            began = time.monotonic()
-            loaded = load_report(directory)
-            if loaded.status != "running":
-                return
-            write_news(loaded, timeline(directory))
-            took = time.monotonic() - began
-    finally:
-        _write_page(directory, live=False)

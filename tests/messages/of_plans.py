@@ -12,8 +12,8 @@ from planning.cases import GB, devices, profile
 import argosy
 from argosy import api
 from argosy.cli import app as cli
-from argosy.cli.plan import cluster_of, read_networks, read_scaling
 from argosy.cli.plan import simulate as replayed
+from argosy.cli.simulated import cluster_of, read_networks, read_scaling
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
 from argosy.planning.forecast import forecast

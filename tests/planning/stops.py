@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from argosy.cli.plan import read_scaling
+from argosy.cli.simulated import read_scaling
 from argosy.cluster import Device
 from argosy.planning import POLICIES
 from argosy.planning.outcomes import Charges, Simulation, Workload

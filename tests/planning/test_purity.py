@@ -27,6 +27,6 @@ def test_no_decision_looks_outside(path: Path) -> None:
 
 def test_planning_is_instant_to_import() -> None:
     heavy = ("torch", "numpy", "highspy", "plotly", "matplotlib", "pandas")
-    code = f"import sys, argosy.cli.plan; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, argosy.cli.simulated; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

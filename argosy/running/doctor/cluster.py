@@ -22,6 +22,7 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.lock import make_own_directory
+from argosy.running.directory.studyfile import load_study
 from argosy.running.directory.versions import versions
 from argosy.running.doctor.cluster_checks import Findings, MeasuredLink, NodeInfo, Samples, judge_cluster
 from argosy.running.doctor.machine_checks import Check
@@ -223,9 +224,7 @@ def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
 
 def _samples(study_file: Path) -> Samples:
     """Open the study's data on this node, and return facts about it."""
-    # Imported here because it takes longer than everything else.
-    from argosy.running.directory.studyfile import load_study
-    from argosy.stream.opening import open_sources
+    from argosy.stream.opening import open_sources  # imports torch
 
     try:
         study = load_study(study_file)
