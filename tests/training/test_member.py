@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import evidence
 import numpy as np
@@ -1662,6 +1662,40 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
     assert copied.layer.above() is copied
     with pytest.raises(StudyError, match="still uses"):
         measure(start(studies.member(model=partial(Listed, list))), block)
+
+
+class Leaky(nn.Linear):
+    """A spiking layer as in snntorch: its class has a list of all of its layers, with which a step resets their states."""
+
+    instances: ClassVar[list["Leaky"]] = []
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.register_buffer("mem", torch.zeros(1), persistent=False)
+        self.instances.append(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mem = super().forward(x) + self.mem
+        return self.mem
+
+
+def reset_all(model: nn.Module, batch: Any) -> torch.Tensor:
+    for layer in Leaky.instances:
+        layer.mem = torch.zeros(1)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def reset_own(model: nn.Module, batch: Any) -> torch.Tensor:
+    model.mem = torch.zeros(1)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_a_step_resets_the_layers_of_its_network_only() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    member = partial(studies.member, model=Leaky, metrics={})
+    measure(start(member(step=reset_own)), block, validated=30)
+    with pytest.raises(StudyError, match="resets all layers of a class"):
+        measure(start(member(step=reset_all)), block, validated=30)
 
 
 class Thawing(nn.Module):

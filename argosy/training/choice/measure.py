@@ -327,7 +327,8 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
         raise StudyError(
             f"member {live.member.name!r}: a copy of its network still uses {reached[0]!r} of the original, so its "
             "steps cannot be tried before training. This happens if a stored function refers to `self` from "
-            "outside: self.acts = [lambda x: self.layer(x)]. Make it a method."
+            "outside, self.acts = [lambda x: self.layer(x)]: make it a method. Or if a step resets all layers of a class, "
+            "as snntorch.utils.reset does: call layer.reset_mem() for those in model.modules()."
         )
 
 
