@@ -51,6 +51,9 @@ def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
             held.update(
                 {key: _rebind_value(one, memo) for key, one in held.items() if isinstance(one, FunctionType | ref)}
             )
+    # Lists at any depth, such as that of the weights that a moving average of torch_ema follows; one that is its own copy is shared.
+    for several in [one for key, one in memo.items() if isinstance(one, list) and key != id(one)]:
+        several[:] = [_rebind_value(one, memo) if isinstance(one, ref) else one for one in several]
 
 
 def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:

@@ -1293,6 +1293,24 @@ class Tempered(nn.CrossEntropyLoss):
         return super().forward(output * self.scale, target)
 
 
+class Following(nn.Linear):
+    """A network that is validated with a moving average of its weights, to which that refers as torch_ema's does."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        weights = [*self.parameters()]
+        self.average = SimpleNamespace(
+            followed=[weakref.ref(weight) for weight in weights], means=[weight.detach().clone() for weight in weights]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return nn.functional.linear(x, *self.average.means)
+        for mean, weight in zip(self.average.means, self.average.followed, strict=True):
+            mean.lerp_(weight().detach(), 0.1)
+        return super().forward(x)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.filterwarnings(
     "ignore:Seems like .optimizer.step... has been overridden"
@@ -1323,6 +1341,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "a network that is loaded from its file has a different validation loss"),
+        ({"model": Following}, "a network that is loaded from its file has a different validation loss"),
         ({"loss": by_data}, "steps change the outer variable 'TEACHER'"),
         ({"model": Hiding}, "a network that is loaded from its file has a different validation loss"),
         ({"model": partial(Hiding, moves=False)}, ""),
