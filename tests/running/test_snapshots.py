@@ -73,6 +73,7 @@ def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
         ({"weight": torch.zeros(10, dtype=torch.float16)}, 1),
         ({"weight": torch.zeros(26)}, 0),
         ({"weight": torch.zeros(10), "_extra_state": "of its own"}, 0),
+        ({"weight": torch.zeros(10), "edges": torch.eye(2).to_sparse()}, 0),
     ],
 )
 def test_of_a_network_whose_state_has_changed_none_from_before_are_kept(weights: dict[str, Any], count: int) -> None:

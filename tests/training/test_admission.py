@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import late
 import pytest
 import studies
 import torch
@@ -17,6 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 import argosy
 from argosy.errors import MemberFailed, PlanError
 from argosy.stream.order import permutation
+
+devices = late.devices
 
 OLDER = studies.Mlp()
 OTHER = SGD(OLDER.parameters(), lr=0.1)
@@ -282,6 +285,45 @@ def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None
     for member in fleet:
         whole, parts = (evidence.results_of(tmp_path / run, member.name) for run in ("whole", "parts"))
         assert whole == parts, member.name
+
+
+class Mixer(nn.Module):
+    """The layer of `Mixing` that multiplies by the matrix; it has no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(12).roll(1, 0).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.matrix, x.T).T
+
+
+MIXER = Mixer()
+
+
+class Smoothing:
+    """A loss that holds a sparse matrix."""
+
+    def __init__(self) -> None:
+        self.matrix = torch.eye(10).to_sparse()
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(torch.sparse.mm(self.matrix, output.T).T, target, reduction="none")
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("where", ["cpu:1", "late:0"])
+def test_sparse_matrices_train_on_any_device_wherever_they_are_held(where: str, tmp_path: Path) -> None:
+    fleet = [
+        studies.member("buffer", model=Mixing),
+        studies.member("rows", model=partial(Mixing, torch.sparse_csr)),
+        studies.member("shared", model=lambda: nn.Sequential(MIXER, nn.Linear(12, 10))),
+        studies.member("loss", model=partial(nn.Linear, 12, 10), loss=Smoothing()),
+    ]
+    study = studies.study(fleet=fleet, epochs=2)
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices=where, numerics="exact")
+    assert {row.status for row in report.rows} == {"done"}, [row.reason for row in report.rows]
 
 
 def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator
 from types import MethodType
 from typing import Any
@@ -125,7 +126,7 @@ def with_own_buffers(model: nn.Module, registered: Collection[int], build: Calla
     foreign = {id(buffer) for buffer in model.buffers()}.difference(registered)
     if not foreign or foreign.isdisjoint(map(id, build().buffers())):
         return model
-    memo, large = begin_copy(model), [buffer for buffer in model.buffers() if buffer.nbytes > DATA_BYTES]
+    memo, large = begin_copy(model), [buffer for buffer in model.buffers() if _is_large(buffer)]
     memo.update({id(one): one for one in (*model.parameters(), *large)})
     copied = copy.deepcopy(model, memo)
     finish_copy(model, memo)
@@ -177,8 +178,12 @@ def shared_data(called: Any) -> Iterator[Any]:
     for value in (owner, *getattr(owner, "__dict__", {}).values()):
         if isinstance(value, nn.Module):
             yield from value.parameters()
-        elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and value.nbytes > DATA_BYTES):
+        elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and _is_large(value)):
             yield value
+
+
+def _is_large(value: Tensor | np.ndarray[Any, Any]) -> bool:
+    return math.prod(value.shape) * value.itemsize > DATA_BYTES  # a sparse tensor has no `nbytes`
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:

@@ -31,10 +31,10 @@ class Snapshots:
     def add(self, section: Section, weights: Mapping[str, Any]) -> None:
         """Copy the weights of a section, and drop the oldest ones if needed.
 
-        Nothing is kept if the weights are too large, or if the state holds more than tensors. If the form of the state has changed, earlier
+        Nothing is kept if the weights are too large, or if the state holds more than dense tensors. If the form of the state has changed, earlier
         sections are dropped.
         """
-        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        tensors = {n: one for n, one in weights.items() if isinstance(one, Tensor) and one.layout is torch.strided}
         each = sum(tensor.nbytes for tensor in tensors.values())
         most = self.sections(each)
         if len(tensors) < len(weights) or not most:

@@ -63,8 +63,8 @@ class NetworkWeights:
         return (self._on_device(weights) if self._apart else None) or to_plain(weights, host=True)
 
     def _on_device(self, weights: dict[str, Any]) -> dict[str, Any] | None:
-        """Return copies in the accelerator's memory; None for a large network, a state with more than tensors, or if memory is short."""
-        tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
+        """Return copies in the accelerator's memory; None for a large network, a state with more than dense tensors, or if memory is short."""
+        tensors = [one for one in weights.values() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
         # Copied to the host, each tensor of each member would make it wait.
         if len(tensors) < len(weights) or sum(tensor.nbytes for tensor in tensors) > SMALL_BYTES:
             return None
