@@ -3,12 +3,13 @@
 * Recording changes nothing: what the work writes meanwhile is restored, and so is the state of the random generator.
 * A replay runs the operators again on the same memory, and nothing that Python did between them.
 * Reading a value on the host raises while work is recorded, and inside `strict`.
+* Inside `Races`, streams are as unordered as on a GPU.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from argosy.training.device import recorders
 
-__all__ = ["TapeRecorder", "closed", "recorded", "replayable"]
+__all__ = ["Races", "TapeRecorder", "closed", "recorded", "replayable"]
 
 Made = TypeVar("Made")
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
@@ -92,12 +93,58 @@ class Strict(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+Stream = Any
+"""The recorder whose stream it is; None for the common one."""
+
+
+class Races(TorchDispatchMode):
+    """A mode that raises if memory is used on two streams, of which one writes, and nothing makes the later one wait for the other."""
+
+    current: Stream = None
+    known: ClassVar[dict[Stream, dict[Stream, int]]] = {}
+    """By stream: how many operators of each stream have surely ended before its next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known.clear()
+        self._uses: dict[int, list[tuple[Stream, int, bool]]] = {}
+        """By address of a storage: on which stream it was used, by which of its operators, and whether that may have written."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        now, given = Races.current, set[int]()
+        known = self.known.setdefault(now, {})
+        known[now] = known.get(now, 0) + 1
+        wanted = [
+            (one.name, one.alias_info is not None and one.alias_info.is_write) for one in function._schema.arguments
+        ]
+        values = dict(zip((name for name, _ in wanted), args, strict=False)) | (kwargs or {})
+        for name, writes in wanted:
+            for tensor in (leaf for leaf in tree_leaves(values.get(name)) if isinstance(leaf, Tensor)):
+                given.add(storage(tensor))
+                uses = self._uses.setdefault(storage(tensor), [])
+                for stream, number, wrote in uses:
+                    raced = (writes or wrote) and known.get(stream, 0) < number
+                    assert not raced, f"{function} uses memory that another stream uses at this moment"
+                uses[:] = [use for use in uses if use[0] is not now or use[2]] + [(now, known[now], writes)]
+        made = function(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)):
+            if storage(tensor) not in given:
+                self._uses[storage(tensor)] = [(now, known[now], True)]
+        return made
+
+    @classmethod
+    def wait(cls, stream: Stream, other: Stream) -> None:
+        """Let a stream wait for what was issued on another one."""
+        mine = cls.known.setdefault(stream, {})
+        mine |= {one: max(number, mine.get(one, 0)) for one, number in cls.known.get(other, {}).items()}
+
+
 def storage(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, which identifies it while it lives."""
     return tensor.untyped_storage().data_ptr()
 
 
-@dataclass
+@dataclass(eq=False)
 class TapeRecorder:
     """See `argosy.training.device.recorders.Recorder`."""
 
@@ -113,7 +160,11 @@ class TapeRecorder:
     def own(self) -> Iterator[None]:
         """See `Recorder.own`."""
         self.asked.append("own")
-        yield
+        before, Races.current = Races.current, self
+        try:
+            yield
+        finally:
+            Races.current = before
         self.asked.append("over")
 
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
@@ -124,10 +175,12 @@ class TapeRecorder:
     def fork(self) -> None:
         """See `Recorder.fork`."""
         self.asked.append("fork")
+        Races.wait(self, Races.current)
 
     def join(self) -> None:
         """See `Recorder.join`."""
         self.asked.append("join")
+        Races.wait(Races.current, self)
 
     def strict(self) -> Strict:
         """See `Recorder.strict`."""

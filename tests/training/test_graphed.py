@@ -34,7 +34,9 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 import argosy
+from argosy.averages import SWA
 from argosy.errors import StudyError
+from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
@@ -43,6 +45,7 @@ from argosy.training.device.devices import Cpu, PassedEvent
 from argosy.training.device.equivalence import have_diverged
 from argosy.training.device.recorders import make_recorder
 from argosy.training.member.live import LiveMember
+from argosy.training.member.weights import NetworkWeights
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation
 from argosy.training.programs.graphed.graphed import MAX_DISTANCE, Graphed, run_concurrently, why_not_captured
@@ -595,6 +598,63 @@ def test_validations_of_single_members_are_not_side_by_side() -> None:
             assert stepping.through(block)
         asked.append({what for recorder in recorded for what in recorder.asked})
     assert asked == [{"fork", "own", "over", "join"}, set()]
+
+
+@dataclass
+class Ending(Unguarded):
+    """A guard that reads the best weights of a member that ends, as if into a file, and raises other errors."""
+
+    live: LiveMember
+    read: int = 0
+
+    def check_process(self, names: tuple[str, ...], error: Exception) -> None:
+        """Raise the error."""
+        raise error
+
+    def end(self, name: str, status: str, reason: str) -> None:
+        """Read them."""
+        found = self.live.best.state()
+        assert found is not None
+        self.read += len([weight.clone() for weight in found["model"].values()])
+
+
+def test_programs_side_by_side_use_no_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch begins on the common stream, with the means of weights, and there the best weights of a member that ends are read."""
+    kinds = {"average": SWA(1), "model": ResNet, "optimizer": partial(SGD, lr=0.1)}
+    lives = on("cpu:0", [member("a", **kinds), member("b", **kinds), member("c")])
+    programs, guard = [Graphed.of(Solo(one)) for one in lives], Ending(lives[-1])
+    lives[-1].weights = NetworkWeights("c", lives[-1].model, None, apart=True)
+    lives[-1].best.network = lives[-1].weights
+    arrays, val = samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    epochs = {id(one): -1 for one in lives}
+
+    def follow(one: LiveMember, place: Place) -> bool:
+        if place.epoch > epochs[id(one)]:
+            epochs[id(one)] = place.epoch
+            one.begin_epoch(orders, place.epoch)
+        return True
+
+    instances = [
+        ProgramInstance(
+            program=program,
+            assignment=(SimpleNamespace(live=one, name=one.member.name, leads=True, follow=partial(follow, one)),),
+        )
+        for program, one in zip(programs, lives, strict=True)
+    ]
+    choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
+    given = (instances, {}, choice, guard, Heartbeat.private(), print)
+    stepping = Stepping(*given, wanted=lambda: False, drop=print)
+    monkeypatch.setattr(LiveMember, "diverged", property(lambda own: own is lives[-1] and own.epoch == 3))
+    with replays.Races():
+        for epoch in range(4):
+            for split, of in (("train", arrays), ("val", val)):
+                for block in blocks(orders.epoch(split, epoch), 96, arrays=of, split=split, epoch=epoch):
+                    assert stepping.through(block)
+            for one in lives:
+                one.end_section(1)
+    assert all(program.replays for program in programs)
+    assert guard.read and lives[0].averaged is not None
 
 
 @dataclass

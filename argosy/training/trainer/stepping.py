@@ -53,7 +53,8 @@ class Stepping:
         if trains and any(instance.shard for instance in self._instances):
             return self._step_beside_split(block)
         through = True
-        with run_concurrently([instance.program for instance in self._instances if trains]):
+        programs = [instance.program for instance in self._instances if trains]
+        with run_concurrently(programs, partial(self._follow, block)):
             # A copy of the list, which changes when members end.
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
@@ -62,6 +63,11 @@ class Stepping:
                         return False
         self._program_choice.settle()
         return through
+
+    def _follow(self, block: Block) -> None:
+        for instance in self._instances:
+            if instance.through is not block.place:
+                instance.follow(block.place)
 
     def waited(self) -> float:
         """Return the seconds spent only waiting for other devices since the last call."""

@@ -10,7 +10,7 @@ An error has moved no weights: after `undo` another program makes the step.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,14 +101,17 @@ class Graphed:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        with self._recorder.own() if self._apart else contextlib.nullcontext(), self._program.active(keep=keep):
-            try:
-                yield
-            finally:
-                self._static_inputs.invalidate()
-                self._whole.made.record()
-                for live in self.members:
-                    live.train.fetch()  # before leaving the stream on which the steps were summed
+        try:
+            with self._recorder.own() if self._apart else contextlib.nullcontext(), self._program.active(keep=keep):
+                try:
+                    yield
+                finally:
+                    self._static_inputs.invalidate()
+                    self._whole.made.record()
+                    for live in self.members:
+                        live.train.fetch()  # before leaving the stream on which the steps were summed
+        finally:
+            self.join()  # after a step, members may be undone, saved or timed, while other programs step on their streams
 
     def cut(self, block: Block) -> Iterator[Any]:
         """Cut as the wrapped program does."""
@@ -288,11 +291,18 @@ class Graphed:
             raise MemberFaults(faults)
 
 
-def run_concurrently(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:
-    """Run the steps of these programs concurrently inside, if all are replayed and at most one `shares_draws`."""
+def run_concurrently(
+    programs: Sequence[Program[Any]], follow: Callable[[], object] = lambda: None
+) -> contextlib.AbstractContextManager[None]:
+    """Run the steps of these programs concurrently inside, if all are replayed and at most one `shares_draws`.
+
+    Then `follow` is called first. It lets members follow the stream into another epoch, which begins with work on weights and averages on the
+    common stream, for which the programs' own streams must wait.
+    """
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
         return contextlib.nullcontext()
+    follow()
     return _concurrently(apart)
 
 
