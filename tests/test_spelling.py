@@ -99,6 +99,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "nothing near": (train, {"xyzzy": 2}, "has no keyword xyzzy=; choose one of study, directory"),
     "trials": (tune, {"num_trials": 2}, "argosy.tune has no keyword num_trials=. Use n_trials=."),
     "epochs of tune": (tune, {"epochs": 2}, "epochs=. Use max_epochs=."),
+    "rule of tune": (tune, {"stop": 2}, "stop=. Use max_epochs=."),
     "setting of tune": (tune, {"num_workers": 2}, "num_workers=. Use loader_workers=."),
     "pruner": (tune, {"pruner": 2}, "pruner=. Use scheduler=."),
     "metric of tune": (tune, {"metric": "val_loss"}, "metric=. Use objective=."),

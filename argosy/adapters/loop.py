@@ -85,7 +85,7 @@ class Loop(TrainerAttributes):
     def configure(self) -> None:
         """Let the module create its optimizers and schedulers; its trainer is set before."""
         module, self._sealed = self.module, True
-        module._trainer = self
+        self._register(module)
         optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
         self.optimizers: list[Optimizer] = optimizers
         automatic = module.automatic_optimization
@@ -160,11 +160,18 @@ class Loop(TrainerAttributes):
         if name == "val_loss":
             self._batch_loss = _add_mean(self._batch_loss, value, rows)
 
+    def _register(self, module: Any) -> None:
+        """Become the trainer of the module, and of LightningModules that it is made of, as their `trainer` does; copies have none."""
+        module._trainer = self
+        for part in module.children():
+            if isinstance(part, lightning.LightningModule):
+                self._register(part)
+
     # ---- a module's steps
 
     def attach(self, batch: Any) -> None:
         """Become the module's trainer for this batch."""
-        self.module._trainer = self
+        self._register(self.module)
         leaves = flatten(batch)[0]
         self._rows, self.loss, self._batch_loss = len(leaves[0]), None, None
 
@@ -267,7 +274,8 @@ class Loop(TrainerAttributes):
     def step(self) -> None:
         """End an epoch; see `argosy.training.member.own.OwnSchedules`."""
         self.end_validation()
-        self.module._trainer, self._rows = self, 1
+        self._register(self.module)
+        self._rows = 1
         if self._validated:
             self._gradients.clear()  # as a Trainer does before it validates
         with self._gradients_left():

@@ -63,7 +63,7 @@ ELSEWHERE = {
     "launcher": "strategy backend",
     "policy": "placement planner",
     "n_trials": "trials max_trials num_trials num_samples n_iter max_evals",
-    "max_epochs": "epochs epoch num_epochs n_epochs max_t max_resource",
+    "max_epochs": "epochs epoch num_epochs n_epochs max_t max_resource stop",
     "epochs": "max_epochs num_epochs n_epochs nb_epoch num_train_epochs",
     "space": "search_space param_distributions param_space",
     "scheduler": "pruner",

@@ -273,15 +273,17 @@ class Sampling:
 
 
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
-    kind = unwrap_partials(sampler)
-    if not isinstance(kind, type):
+    if not _is_of(sampler, *GRIDS):
         check_takes(
             "sampler",
             sampler,
             0,
-            "a class of optuna.samplers, or a function that takes seed= and returns a sampler",
+            "a class of optuna.samplers that takes seed=, or a function that does and returns a sampler, for example "
+            "lambda seed: PartialFixedSampler({'lr': 0.1}, TPESampler(seed=seed))",
             ("seed",),
         )
+    kind = unwrap_partials(sampler)
+    if not isinstance(kind, type):
         kind = type(sampler(seed=0))
     if objectives > 1 and issubclass(kind, optuna.samplers.CmaEsSampler):
         raise StudyError(

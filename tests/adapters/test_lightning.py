@@ -355,6 +355,32 @@ def test_a_module_that_steps_its_optimizers_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "x" / "members" / "two" / "log.txt").exists()  # its counts are in the checkpoint
 
 
+class Sharpened(lightning.LightningModule):
+    """Part of another module; its training depends on the progress that its trainer knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * (1 + self.training * (self.current_epoch + 0.1 * self.global_step))
+
+
+class OfAModule(Classifier):
+    """A module with a module in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Sharpened()
+
+
+def test_modules_within_a_module_know_the_trainer(tmp_path: Path) -> None:
+    weights, figures = by_lightning("within", OfAModule, tmp_path)
+    found, reached = trained(tmp_path / "x", argosy.from_lightning("within", OfAModule, batch_size=BATCH))
+    equal(found, weights)
+    assert reached["val_loss"] == pytest.approx(figures["val_loss"], abs=1e-10)
+
+
 @pytest.mark.parametrize("validated", [True, False])
 def test_gradients_of_several_batches_are_those_of_the_trainer(tmp_path: Path, validated: bool) -> None:
     weights, _ = by_lightning("sum", Accumulating, tmp_path, validated=validated)

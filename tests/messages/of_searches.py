@@ -172,6 +172,9 @@ CASES = {
     ),
     "a sampler with its own seed": lambda: tune(sampler=partial(optuna.samplers.RandomSampler, seed=1)),
     "a trial that is to start over": lambda: tune(fresh=["mlp-1"]),
+    "a sampler that takes no seed": lambda: tune(
+        sampler=partial(optuna.samplers.PartialFixedSampler, {"lr": 0.1}, optuna.samplers.RandomSampler())
+    ),
     "a grid sampler": lambda: tune(sampler=partial(optuna.samplers.GridSampler, {"lr": [0.1, 0.2]}), n_trials=2),
     "constraints that are not a function": lambda: tune(constraints={"seconds": 60}),
     "constraints of two arguments": lambda: tune(constraints=lambda reached, parameters: [0.0]),

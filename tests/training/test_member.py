@@ -1491,6 +1491,7 @@ class InLists(nn.Module):
     def __init__(self, *, frozen: bool) -> None:
         super().__init__()
         self.layers, self.head = [nn.Linear(12, 8)], nn.Linear(8, 10)
+        self.hidden = [nn.Linear(12, 8, device="meta")] if frozen else []
         self.scales = {"head": nn.Parameter(torch.ones(()))}
         self.known = [self.head]
         for weight in (*self.layers[0].parameters(), *self.scales.values()):

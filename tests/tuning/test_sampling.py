@@ -135,6 +135,20 @@ def test_samplers_that_are_grids_are_refused_for_the_scheduler_that_is_one(sampl
         Sampling({"units": IntDistribution(1, 2)}, modes=["min"], seed=3, sampler=sampler)
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sampler_without_a_seed_is_refused_unless_a_function_gives_it_one() -> None:
+    kind, space = optuna.samplers.PartialFixedSampler, {"x": FloatDistribution(0.0, 1.0)}
+    with pytest.raises(StudyError, match=r"PartialFixedSampler, which cannot be called .* lambda seed:"):
+        Sampling(space, modes=["min"], seed=3, sampler=partial(kind, {"x": 0.5}, optuna.samplers.RandomSampler()))
+    fixed = Sampling(
+        space,
+        modes=["min"],
+        seed=3,
+        sampler=lambda seed: kind({"x": 0.5}, optuna.samplers.RandomSampler(seed=seed)),
+    )
+    assert fixed.ask()[0] == {"x": 0.5}
+
+
 def sequence(**bound: Any) -> Sampling:
     sampler = partial(optuna.samplers.QMCSampler, **bound)
     return Sampling({"x": FloatDistribution(0.0, 1.0)}, modes=["min"], seed=3, sampler=sampler)

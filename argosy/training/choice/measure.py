@@ -141,7 +141,10 @@ def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved:
 
 
 def _holds_unregistered(live: LiveMember) -> bool:
-    """Return whether the network's lists or dicts hold trainable weights that are not among its parameters."""
+    """Return whether the network's lists or dicts hold trainable weights that are not among its parameters.
+
+    Those on the device "meta" have no values: they are how `torch.func.functional_call` hides a network whose weights it is given.
+    """
     own = {id(p) for p in live.model.parameters()}
     boxes = [value for module in live.model.modules() for value in vars(module).values()]
     inside = [
@@ -150,7 +153,7 @@ def _holds_unregistered(live: LiveMember) -> bool:
         for part in (box.values() if isinstance(box, dict) else box if isinstance(box, list) else ())
     ]
     weights = [p for part in inside for p in (part.parameters() if isinstance(part, nn.Module) else [part])]
-    return any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in own for p in weights)
+    return any(isinstance(p, nn.Parameter) and p.requires_grad and not p.is_meta and id(p) not in own for p in weights)
 
 
 def _try_loss(trial: Solo, block: Block) -> bool:
