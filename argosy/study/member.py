@@ -153,7 +153,8 @@ class Member:
     clip_grad_norm: float | None = None
     """Largest total norm of the gradients in a step, such as 1.0; gradients are not clipped by default."""
     accumulate: int = 1
-    """Number of micro-batches per step; together they are one batch of `batch_size` samples."""
+    """Number of micro-batches per step; together they are one batch of `batch_size` samples, and the step's loss is the mean of theirs. What
+    depends on several samples, such as BatchNorm, or cross-entropy with weights of classes, knows only those of one micro-batch."""
     average: Average | None = None
     """An average of the weights that is validated beside the raw weights: `argosy.EMA`, `argosy.SWA` or `argosy.LastK`. The better of the
     two by the objective is the result of a section: its metrics are ``val_*``, beside ``raw_val_*`` and ``average_val_*``, and its weights

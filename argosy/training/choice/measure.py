@@ -45,6 +45,10 @@ COUPLED = (
     "val_loss is not a mean over samples, so it depends on eval_batch_size: return one loss per sample, or "
     "validate all samples in one batch"
 )
+PARTED = (
+    "its loss is not a mean over samples, so micro-batches do not add up to the loss of the whole batch: return one "
+    "loss per sample, or remove accumulate"
+)
 LATE = (
     "its average is one epoch behind, because its BatchNorm statistics are recomputed: it does not include the "
     "weights of the last epoch"
@@ -116,12 +120,14 @@ def measure_steps(
         parameter_shapes=_shapes(live.model),
         whole=whole,
         batch_norm=any(lone) if lone else has_batch_norm(live.model),
-        notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled and samples > size, unsaved=unsaved)),
+        notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, unsaved=unsaved)),
     )
 
 
-def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved: Sequence[str]) -> Iterator[str]:
-    """Yield what is unusual about a member, given what its copy was seen to do."""
+def _notes(
+    live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, apart: bool, unsaved: Sequence[str]
+) -> Iterator[str]:
+    """Yield what is unusual about a member, given what its copy was seen to do; `apart` is whether it validates several batches."""
     drew = drew or any(map(uses_random_modules, [*training_code(live), *hooks_of(live.model)]))
     # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
     if wrote or (drew and any(writes_in_place(getattr(live.member, name)) for name in CALLED)):
@@ -130,8 +136,10 @@ def _notes(live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, unsaved:
         yield NUMPY_RANDOM
     if live.average is not None and live.average.waits:
         yield LATE
-    if coupled:
+    if coupled and apart:
         yield COUPLED
+    if coupled and live.member.accumulate > 1 and live.member.validate is None:  # its own validation has another loss
+        yield PARTED
     yield from unsaved
     for what, part in called_objects(live.member).items():
         if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
