@@ -80,12 +80,15 @@ class Loop(TrainerAttributes):
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
         """Number of samples of a logged value."""
+        self._resting: list[Any] = []
+        """Parts of the module that it keeps in eval(), such as frozen ones: a Trainer leaves them there, a member's train() does not."""
         self.val_batch_idx: int = 0
 
     def configure(self) -> None:
         """Let the module create its optimizers and schedulers; its trainer is set before."""
         module, self._sealed = self.module, True
         self._register(module)
+        self._note_resting()
         optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
         self.optimizers: list[Optimizer] = optimizers
         automatic = module.automatic_optimization
@@ -167,6 +170,10 @@ class Loop(TrainerAttributes):
             if isinstance(part, lightning.LightningModule):
                 self._register(part)
 
+    def _note_resting(self) -> None:
+        _, *parts = self.module.modules()  # the module's own mode tells whether it is validated
+        self._resting = [part for part in parts if not part.training]
+
     # ---- a module's steps
 
     def attach(self, batch: Any) -> None:
@@ -179,6 +186,8 @@ class Loop(TrainerAttributes):
         """Train one step on a batch, by automatic or manual optimization; returns its loss."""
         self.attach(batch)
         self.end_validation()
+        for part in self._resting:
+            part.training = False
         with self._gradients_left():
             if self.batch_idx == 0:
                 self._check_missed()
@@ -189,6 +198,7 @@ class Loop(TrainerAttributes):
                 self._move("step", self.batch_idx)
             else:
                 self._trained(batch)
+        self._note_resting()
         self.batch_idx += 1
         assert self.loss is not None
         return self.loss

@@ -374,6 +374,30 @@ class OfAModule(Classifier):
         self.net = Sharpened()
 
 
+class Resting(Classifier):
+    """Keeps a frozen part in eval() from the first, and another one from its third epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.later = (nn.Sequential(nn.BatchNorm1d(6), nn.Dropout()).double() for _ in range(2))
+        self.frozen.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.frozen(x) + self.later[0](x))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 6:
+            self.later.eval()
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_parts_that_a_module_keeps_in_eval_stay_there(tmp_path: Path) -> None:
+    weights, figures = by_lightning("resting", Resting, tmp_path)
+    found, reached = trained(tmp_path / "x", argosy.from_lightning("resting", Resting, batch_size=BATCH))
+    equal(found, weights)
+    assert reached["val_loss"] == pytest.approx(figures["val_loss"], abs=1e-10)
+
+
 def test_modules_within_a_module_know_the_trainer(tmp_path: Path) -> None:
     weights, figures = by_lightning("within", OfAModule, tmp_path)
     found, reached = trained(tmp_path / "x", argosy.from_lightning("within", OfAModule, batch_size=BATCH))
