@@ -6,7 +6,7 @@ al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002). With o
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -156,12 +156,16 @@ def _levels(costs: Sequence[Cost], fronts: Sequence[Sequence[Costs]]) -> list[in
 def _pareto_fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
     """Return the distinct values of costs without violations, by level (Zhang et al., An efficient approach to nondominated sorting, 2015)."""
     fronts: list[list[Costs]] = []
+    ends: list[float] = []
     for one in sorted({cost.values for cost in costs if cost.counts and not cost.excess}):
         # Whatever dominates a value precedes it in this order. If a level contains a dominating value, so does every level before it.
-        place = bisect_left(fronts, True, key=partial(_is_nondominated, one))
+        # Of two objectives, the last value of a level is its best in the second, so that no other has to be compared.
+        two = len(one) == 2
+        place = bisect_right(ends, one[1]) if two else bisect_left(fronts, True, key=partial(_is_nondominated, one))
         if place == len(fronts):
             fronts.append([])
         fronts[place].append(one)
+        ends[place : place + 1] = [one[-1]]
     return fronts
 
 

@@ -108,6 +108,8 @@ class Sampling:
         self.learns: bool = self.can_learn and not grid
         self.in_sequence: bool = not grid and _is_of(self.sampler, optuna.samplers.QMCSampler)
         """Whether trials are consecutive points of one sequence; each trial takes one, even if its parameters are known."""
+        self._stores: bool = self.learns and unwrap_partials(self.sampler) not in DEFAULT_SAMPLERS
+        """Whether the sampler may store state with a trial that later proposals need, as CMA-ES does."""
         self._shown = TrialStorage()
         with silence_optuna():
             self.study: optuna.Study = optuna.create_study(
@@ -166,8 +168,7 @@ class Sampling:
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what `ask` does, for a trial with known parameters; raises RunError if the space does not match them.
 
-        A sampler that learns is still asked, because it may store state with a trial that later proposals need, as CMA-ES does. A
-        sampler of a sequence is asked because it counts points.
+        A sampler that may store state with the trial is still asked. A sampler of a sequence is asked because it counts points.
         """
         if self.learns or self.in_sequence:
             self._take_sampler()
@@ -265,7 +266,7 @@ class Sampling:
         """Return Optuna's next trial, and what the space returns for it if it is a function."""
         trial = self.study.ask() if callable(self.space) else self.study.ask(dict(self.space))
         # The first trial takes no point of a sequence, because the sampler learns the space from that trial.
-        if self.learns or (self.in_sequence and self._trials):
+        if self._stores or (self.in_sequence and self._trials):
             # If all parameters are given, Optuna does not ask the sampler, which may need to store state with the trial for later
             # proposals. Ask it before the trial has parameters, as happens when none are given.
             _ = trial.relative_params

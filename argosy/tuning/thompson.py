@@ -50,8 +50,11 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         self, study: optuna.Study, trial: optuna.trial.FrozenTrial
     ) -> dict[str, optuna.distributions.BaseDistribution]:
         """Return the parameters that all ended trials have and that have more than one value."""
-        space = optuna.search_space.intersection_search_space(study.get_trials(deepcopy=False), include_pruned=True)
-        return {name: distribution for name, distribution in space.items() if not distribution.single()}
+        known = [past.distributions for past in study.get_trials(deepcopy=False, states=ENDED)]
+        last = sorted(known[-1].items()) if known else []
+        # `count` compares most distributions by identity; Optuna's intersection takes as long as the rest of a proposal.
+        common = {name: one for name, one in last if [each.get(name) for each in known].count(one) == len(known)}
+        return {name: distribution for name, distribution in common.items() if not distribution.single()}
 
     def sample_relative(
         self,
@@ -60,22 +63,22 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         search_space: dict[str, optuna.distributions.BaseDistribution],
     ) -> dict[str, Any]:
         """Return these parameters of the next trial; none while the first trials are drawn at random."""
-        ended = study.get_trials(deepcopy=False, states=ENDED)[-CONDITIONED:]
+        trials = study.get_trials(deepcopy=False)
+        ended = [past for past in trials if past.state in ENDED][-CONDITIONED:]
         if len(ended) < self._startup or not search_space:
             return {}
         axes = {name: _Axis(distribution) for name, distribution in search_space.items()}
         known = np.array([[axis.place(past.params[name]) for name, axis in axes.items()] for past in ended])
         values = np.stack([_scores(ended, number, way) for number, way in enumerate(study.directions)], axis=1)
-        tried = {tuple(past.params.get(name) for name in axes) for past in study.get_trials(deepcopy=False)}
+        tried = {tuple(map(past.params.get, axes)) for past in trials}
         drawn = self._candidates(known[_undominated(values)], axes)
         candidates = [row for row in drawn if tuple(row.values()) not in tried] or drawn
         places = np.array([[axes[name].place(row[name]) for name in axes] for row in candidates])
-        choices = np.array([axis.choices is not None for axis in axes.values()])
-        among, across = _distances(known, known, choices), _distances(known, places, choices)
-        between = _distances(places, places, choices)
+        points, offered = _points(known, axes), _points(places, axes)
+        widths = [axis.width for axis in axes.values()]
         # Beside trainers, threads of BLAS that wait for each other take 100 times as long.
         with threadpool_limits(1, user_api="blas"):
-            guesses = np.stack([self._function(among, across, between, column) for column in values.T], axis=1)
+            guesses = np.stack([self._function(points, offered, widths, column) for column in values.T], axis=1)
         return candidates[int(np.argmax(self._gains(values, guesses)))]
 
     def _candidates(self, best: Array, axes: Mapping[str, "_Axis"]) -> list[dict[str, Any]]:
@@ -89,27 +92,32 @@ class ThompsonSampler(optuna.samplers.TPESampler):
             {name: axis.value(place) for (name, axis), place in zip(axes.items(), row, strict=True)} for row in rows
         ]
 
-    def _function(self, known: Array, across: Array, between: Array, scores: Array) -> Array:
+    def _function(self, known: Array, offered: Array, widths: Sequence[int], scores: Array) -> Array:
         """Return the values at the candidates of a function that is drawn from the posterior, given the trials' scores.
 
-        Distances are by parameter: among trials (d, n, n), from trials to candidates (d, n, m), and among candidates (d, m, m).
+        Trials and candidates are points, of which each axis has as many columns as `widths` says.
         """
-        lengths, noise, variance = self._model(known, scores)
-        factor = np.linalg.cholesky(_matern(known, lengths) + noise * np.eye(len(scores)))
-        white = np.linalg.solve(factor, np.column_stack([scores, _matern(across, lengths)]))
+        lengths, noise, variance = self._model(known, widths, scores)
+        known, offered = known / lengths, offered / lengths
+        factor = np.linalg.cholesky(_matern(known, known) + noise * np.eye(len(scores)))
+        white = np.linalg.solve(factor, np.column_stack([scores, _matern(known, offered)]))
         mean = white[:, 1:].T @ white[:, 0]
-        covariance = _matern(between, lengths) - white[:, 1:].T @ white[:, 1:]
+        covariance = _matern(offered, offered) - white[:, 1:].T @ white[:, 1:]
         spread = np.linalg.cholesky(variance * (covariance + 1e-6 * np.eye(len(mean))))
         return mean + spread @ self._draw.normal(size=len(mean))
 
-    def _model(self, known: Array, scores: Array) -> tuple[Array, float, float]:
-        """Return lengthscales, a noise and a variance, drawn by their likelihood; the variance is the likeliest for the other two."""
+    def _model(self, known: Array, widths: Sequence[int], scores: Array) -> tuple[Array, float, float]:
+        """Return a lengthscale per column, a noise and a variance, drawn by their likelihood.
+
+        The variance is the likeliest for the other two.
+        """
         subset = self._draw.permutation(len(scores))[:FITTED]
-        known, scores = known[:, subset][:, :, subset], scores[subset]
-        typical = 0.5 * math.sqrt(len(known))
-        lengths = typical * np.exp(self._draw.normal(size=(FITS, len(known))))
+        known, scores = known[subset], scores[subset]
+        typical = 0.5 * math.sqrt(len(widths))
+        lengths = np.repeat(typical * np.exp(self._draw.normal(size=(FITS, len(widths)))), widths, axis=1)
         noises = np.exp(self._draw.uniform(math.log(1e-4), math.log(0.3), FITS))
-        factors = np.linalg.cholesky(_matern(known, lengths) + noises[:, None, None] * np.eye(len(scores)))
+        scaled = known / lengths[:, None]
+        factors = np.linalg.cholesky(_matern(scaled, scaled) + noises[:, None, None] * np.eye(len(scores)))
         variances = np.mean(np.linalg.solve(factors, scores[:, None])[:, :, 0] ** 2, axis=1) + 1e-12
         half_log_determinants = np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
         likelihoods = -0.5 * len(scores) * np.log(variances) - half_log_determinants
@@ -118,7 +126,10 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         return lengths[taken], noises[taken], variances[taken]
 
     def _gains(self, values: Array, guesses: Array) -> Array:
-        """Return by how much each row of `guesses` would enlarge the hypervolume that the rows of `values` dominate, up to a factor."""
+        """Return by how much each row of `guesses` would enlarge the hypervolume that the rows of `values` dominate, up to a factor.
+
+        If none would, return how near each one comes.
+        """
         corner = values.min(axis=0) - MARGIN
         directions = np.abs(self._draw.normal(size=(DIRECTIONS, values.shape[1])))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -127,7 +138,8 @@ class ThompsonSampler(optuna.samplers.TPESampler):
             reached: Array = np.min(np.maximum(rows - corner, 0.0)[:, None] / directions, axis=2) ** values.shape[1]
             return reached
 
-        gains: Array = np.maximum(reach(guesses) - reach(values).max(axis=0), 0.0).mean(axis=1)
+        further = reach(guesses) - reach(values).max(axis=0)
+        gains: Array = np.maximum(further, 0.0).mean(axis=1) if further.max() > 0.0 else further.max(axis=1)
         return gains
 
 
@@ -139,6 +151,8 @@ class _Axis:
         self.choices: Sequence[Any] | None = (
             distribution.choices if isinstance(distribution, optuna.distributions.CategoricalDistribution) else None
         )
+        self.width: int = 1 if self.choices is None else len(self.choices)
+        """Number of columns of a point."""
         logarithmic = self.choices is None and distribution.log
         self._bend: Callable[[float], float] = math.log if logarithmic else float
         self._unbend: Callable[[float], float] = math.exp if logarithmic else float
@@ -149,6 +163,13 @@ class _Axis:
             return (self.choices.index(value) + 0.5) / len(self.choices)
         low, high = self._bend(self.distribution.low), self._bend(self.distribution.high)
         return (self._bend(value) - low) / (high - low)
+
+    def columns(self, places: Array) -> Array:
+        """Return the columns of points at these places; different choices are 1 apart."""
+        if self.choices is None:
+            return places[:, None]
+        chosen: Array = (np.floor(places * self.width)[:, None] == np.arange(self.width)) * math.sqrt(0.5)
+        return chosen
 
     def value(self, place: float) -> Any:
         """Return the value nearest to a place."""
@@ -193,15 +214,16 @@ def _undominated(values: Array) -> NDArray[np.bool_]:
     return np.logical_not((least & better).any(axis=0))
 
 
-def _distances(some: Array, others: Array, choices: NDArray[np.bool_]) -> Array:
-    """Return squared distances on each axis, shape (d, some, others); on axes of choices, different ones are 1 apart."""
-    squares: Array = (some.T[:, :, None] - others.T[:, None]) ** 2
-    squares[choices] = squares[choices] > 0.0
-    return squares
+def _points(places: Array, axes: Mapping[str, _Axis]) -> Array:
+    """Return places, shape (n, axes), as points, shape (n, columns)."""
+    return np.hstack([axis.columns(column) for axis, column in zip(axes.values(), places.T, strict=True)])
 
 
-def _matern(distances: Array, lengths: Array) -> Array:
-    """Return the Matérn 5/2 kernel of squared distances (d, n, m), for lengthscales of shape (d,) or (models, d)."""
-    scaled = np.sqrt(5.0 * np.tensordot(1.0 / lengths**2, distances, axes=1))
-    kernel: Array = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+def _matern(some: Array, others: Array) -> Array:
+    """Return the Matérn 5/2 kernel of points, (..., n, columns) and (..., m, columns), divided by the lengthscales."""
+    squares = -2.0 * some @ others.swapaxes(-1, -2)
+    squares += (some**2).sum(axis=-1)[..., None]
+    squares += (others**2).sum(axis=-1)[..., None, :]
+    scaled = np.sqrt(5.0 * np.maximum(squares, 0.0))
+    kernel: Array = np.exp(-scaled) * (1.0 + scaled * (1.0 + scaled / 3.0))
     return kernel

@@ -9,7 +9,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from argosy.errors import RunError, StudyError
-from argosy.tuning.sampling import Sampling
+from argosy.tuning.sampling import DEFAULT_SAMPLERS, Sampling
 
 
 def made() -> Sampling:
@@ -36,6 +36,22 @@ def test_a_sampler_that_learns_does_so_and_goes_on_after_a_restart_as_it_would_h
     for number, x in enumerate(found[20:], start=20):
         assert later.ask()[0]["x"] == x
         end(later, number, x)
+
+
+def test_the_trials_of_an_earlier_driver_are_not_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand proposals of the default sampler would take minutes."""
+    space = {"x": FloatDistribution(0.0, 1.0)}
+    first, later = (Sampling(space, modes=["min"], seed=3, sampler=DEFAULT_SAMPLERS[0]) for _ in range(2))
+    found = [first.ask()[0]["x"] for _ in range(10)]
+    for number, x in enumerate(found):
+        end(first, number, x)
+        later.again({"x": x})
+        end(later, number, x)
+    found.append(first.ask()[0]["x"])
+    with monkeypatch.context() as patched:
+        patched.setattr(DEFAULT_SAMPLERS[0], "sample_relative", None)
+        later.again({"x": found[-1]})
+    assert later.ask() == first.ask()
 
 
 def warning(trial: optuna.Trial) -> None:

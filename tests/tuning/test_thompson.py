@@ -1,6 +1,7 @@
 """The sampler for several objectives: what it proposes is in the space, follows the seed, and is better than chance."""
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import optuna
@@ -8,6 +9,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from argosy.tuning.sampling import Sampling
 from argosy.tuning.thompson import CONSTRAINTS, ThompsonSampler
 
 WAVE = 8
@@ -97,6 +99,19 @@ def test_trials_that_break_a_constraint_are_avoided() -> None:
 def test_trials_without_values_count_as_worse_than_all_others() -> None:
     study = searched(ThompsonSampler, pruned=lambda parameters: parameters["layers"] < 5)
     assert least_rest(study) < 0.7 * least_rest(searched(optuna.samplers.RandomSampler))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trials_stay_near_the_best_where_no_function_that_is_drawn_is_better(seed: int) -> None:
+    """A smooth function is known after a few waves. Then the last wave must not be drawn at random, whose median is 0.35."""
+    space = {"x": FloatDistribution(0.0, 1.0), "y": FloatDistribution(0.0, 1.0)}
+    sampling, found = Sampling(space, modes=["min"], seed=seed, sampler=ThompsonSampler), list[float]()
+    for _ in range(5):
+        wave = [sampling.ask()[0] for _ in range(WAVE)]
+        for parameters in wave:
+            found.append((parameters["x"] - 0.2) ** 2 + (parameters["y"] - 0.9) ** 2)
+            sampling.end(len(found) - 1, "complete", [found[-1]])
+    assert median(found[-WAVE:]) < 0.05
 
 
 def test_a_parameter_that_only_some_trials_have_is_left_to_tpe() -> None:
