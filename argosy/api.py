@@ -15,6 +15,7 @@ from argosy.described import document_keywords
 from argosy.disk.files import user_path
 from argosy.disk.scratch import scratch
 from argosy.errors import DiskError, PlanError, RunError, StudyError
+from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean, known_keywords
 from argosy.errors.system import explain_refusals
 from argosy.planning.forecast import Forecast, forecast
@@ -66,12 +67,8 @@ T = TypeVar("T", Settings, Search)
 
 def ray_cluster(address: str | None = None) -> Launcher:
     """Return an `argosy.Ray` launcher for an address; raises RunError if Ray is not installed."""
-    try:
-        from argosy.running.hosts.ray_cluster import Ray  # imports ray
-    except ModuleNotFoundError as error:
-        raise RunError(
-            "launcher 'ray' needs Ray, which is not installed. Install it: pip install 'argosy[ray]'."
-        ) from error
+    with optional(RunError, "launcher 'ray' needs Ray", "'argosy[ray]'"):
+        from argosy.running.hosts.ray_cluster import Ray
     return Ray(address=address)
 
 

@@ -20,6 +20,7 @@ from argosy.disk.files import user_path
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, describe_value
 from argosy.errors.labels import is_missing
+from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
 
 __all__ = ["Table", "columns", "table", "kind_of_texts"]
@@ -252,12 +253,8 @@ def _read_csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Col
 
 def _read_parquet(path: Path, names: Sequence[str] | None = None) -> Any:
     """Return the Arrow table of a file, with those of these columns that it has."""
-    try:
+    with optional(StudyError, f"table: {path} needs pyarrow", "pyarrow"):
         from pyarrow import parquet
-    except ImportError as error:
-        raise StudyError(
-            f"table: {path} needs pyarrow, which is not installed. Install it: pip install pyarrow."
-        ) from error
     try:
         if names is not None:
             available = parquet.read_schema(path).names

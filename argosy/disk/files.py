@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from argosy.errors import RunError
+from argosy.errors.system import disk_refused
 
 __all__ = [
     "open_append_descriptor",
@@ -153,17 +154,17 @@ def create_new(path: Path, mode: int = 0o644) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
 
 
-def append_flushed(descriptor: int, content: bytes) -> None:
-    """Append to a file and flush it to the disk; if that raises OSError, nothing was appended."""
+def append_flushed(descriptor: int, content: bytes, path: Path) -> None:
+    """Append to the open file of a path and flush it to the disk; if that raises DiskError, nothing was appended."""
     before = os.fstat(descriptor).st_size
     try:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
         os.fdatasync(descriptor)
-    except OSError:
+    except OSError as error:
         os.ftruncate(descriptor, before)
-        raise
+        raise disk_refused(error, f"cannot write {path}") from error
 
 
 @contextlib.contextmanager

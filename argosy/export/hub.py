@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.errors.optional import optional
 from argosy.errors.wording import format_value
 from argosy.export import safetensors
 from argosy.export.exported import About, Combination, Exported
@@ -26,13 +27,8 @@ def write(exported: Exported, folder: Path) -> None:
 
 def push(folder: Path, repository: str) -> None:
     """Upload a folder as a model of the Hub; raises RunError if huggingface_hub is not installed."""
-    try:
+    with optional(RunError, f"pushing {folder} to {repository!r} needs huggingface_hub", "huggingface_hub"):
         from huggingface_hub import HfApi
-    except ModuleNotFoundError as error:
-        raise RunError(
-            f"pushing {folder} to {repository!r} needs huggingface_hub, which is not installed. Install it: pip "
-            "install huggingface_hub."
-        ) from error
     api = HfApi()
     api.create_repo(repository, exist_ok=True)
     api.upload_folder(repo_id=repository, folder_path=folder)

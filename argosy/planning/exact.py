@@ -7,6 +7,7 @@ from typing import Any
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.errors.optional import optional
 from argosy.planning.memory import check_memory_fit
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import keeps_unless_it_pays
@@ -95,12 +96,8 @@ def _limit_device(
 
 
 def _model() -> Any:
-    try:
+    with optional(PlanError, "policy 'exact' needs the solver HiGHS", "'argosy[exact]'"):
         import highspy
-    except ImportError as error:
-        raise PlanError(
-            "policy 'exact' needs the solver HiGHS, which is not installed. Install it: pip install 'argosy[exact]'."
-        ) from error
     model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)

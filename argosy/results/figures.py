@@ -7,17 +7,14 @@ from typing import Any
 
 from argosy.disk.files import replacing
 from argosy.errors import RunError
+from argosy.errors.optional import optional
 from argosy.errors.wording import escape_unprintable
 from argosy.results.bands import Band, Curve
 
-try:
+with optional(RunError, "figures are drawn with matplotlib", "'argosy[report]'"):
     import matplotlib
     from matplotlib import pyplot
     from matplotlib.ticker import AutoLocator
-except ModuleNotFoundError as _error:
-    raise RunError(
-        "figures are drawn with matplotlib, which is not installed. Install it: pip install 'argosy[report]'."
-    ) from _error
 
 __all__ = ["draw_bands", "draw_curves", "draw_parameters", "paper_style", "new_axes", "save_figures"]
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from argosy.disk.files import append_flushed, open_append_descriptor, open_plain
 from argosy.disk.json_values import Name, Positive, convert, parse_json
 from argosy.errors import RunError
-from argosy.errors.system import disk_refused
 
 __all__ = ["AnswerFile", "Record", "parse_answers"]
 
@@ -57,10 +56,7 @@ class AnswerFile:
 
     def append(self, answers: Iterable[tuple[str, int, int, bytes]]) -> None:
         """Append (member, section, values per sample, bytes) and flush them to the disk; raises DiskError."""
-        try:
-            append_flushed(self._descriptor, b"".join(_record(*one) for one in answers))
-        except OSError as error:
-            raise disk_refused(error, f"cannot write {self.path}") from error
+        append_flushed(self._descriptor, b"".join(_record(*one) for one in answers), self.path)
 
     def close(self) -> None:
         """Close the file."""

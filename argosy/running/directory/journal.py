@@ -12,7 +12,6 @@ from typing import Any
 from argosy.disk.files import append_flushed, open_append_descriptor, read_lines
 from argosy.disk.json_values import convert, parse_json
 from argosy.errors import RunError
-from argosy.errors.system import disk_refused
 from argosy.errors.wording import escape_unprintable
 from argosy.protocol.events import Event, Fed, NodeCame, Passed, RunStarted, SearchBegan, Used
 from argosy.running.directory.lines import from_line, to_line
@@ -67,10 +66,7 @@ class Journal:
         """
         if not self._lines:
             return
-        try:
-            append_flushed(self._descriptor, "".join(f"{line}\n" for line in self._lines).encode())
-        except OSError as error:
-            raise disk_refused(error, f"cannot write {self.path}") from error
+        append_flushed(self._descriptor, "".join(f"{line}\n" for line in self._lines).encode(), self.path)
         self._lines.clear()
 
 
