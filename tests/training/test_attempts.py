@@ -1,0 +1,40 @@
+"""Tests of attempts: an error is a reason, keeps nothing alive, and is raised where Argosy caused it."""
+
+import weakref
+
+import pytest
+
+from argosy.errors import WorkerError
+from argosy.training.device.attempts import attempt
+from argosy.training.device.devices import is_poisoned
+
+
+class Held:
+    """Something that a failing step holds."""
+
+
+def test_an_attempt_that_fails_says_why_and_keeps_nothing_alive() -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def step() -> None:
+        inside = Held()
+        held.append(weakref.ref(inside))
+        raise MemoryError("no room")
+
+    with attempt() as tried:
+        step()
+    assert (tried.error, tried.memory) == ("MemoryError: no room", True)
+    assert held[0]() is None
+
+
+def test_an_error_of_the_device_ends_the_attempt_and_the_process() -> None:
+    def check(error: Exception) -> None:
+        raise WorkerError(f"the device is lost: {error}")
+
+    with pytest.raises(WorkerError, match="the device is lost: the step"), attempt(check):
+        raise ValueError("the step")
+
+
+def test_a_bug_of_argosy_is_no_reason() -> None:
+    with pytest.raises(AttributeError), attempt():
+        is_poisoned(None)  # type: ignore[arg-type]  # a line of Argosy asks it for what it lacks
