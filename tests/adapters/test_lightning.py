@@ -398,6 +398,23 @@ def test_parts_that_a_module_keeps_in_eval_stay_there(tmp_path: Path) -> None:
     assert reached["val_loss"] == pytest.approx(figures["val_loss"], abs=1e-10)
 
 
+class Cooling(Classifier):
+    """Divides by a temperature that no file has, and which the end of each epoch changes."""
+
+    temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) / self.temperature
+
+    def on_train_epoch_end(self) -> None:
+        self.temperature *= 0.8
+
+
+def test_the_caller_is_warned_of_what_the_end_of_an_epoch_changes_beside_the_file(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="different validation loss, because steps change 'temperature'"):
+        trained(tmp_path / "x", argosy.from_lightning("cooling", Cooling, batch_size=BATCH), epochs=1)
+
+
 def test_modules_within_a_module_know_the_trainer(tmp_path: Path) -> None:
     weights, figures = by_lightning("within", OfAModule, tmp_path)
     found, reached = trained(tmp_path / "x", argosy.from_lightning("within", OfAModule, batch_size=BATCH))

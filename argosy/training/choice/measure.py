@@ -102,10 +102,10 @@ def measure_steps(
     _check_apart(live, buffers)
     state.note_first_step(trial.live, schedule)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    state.note_further_steps(trial.live, schedule)
     whole, shard_seconds = yield from _measure_shares(trial, live, block, groups, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.step_schedule(1.0)
+    state.note_further_steps(trial.live, schedule)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
     unsaved = state.warnings(trial, live, block, size)
     resident = state_bytes(trial.live)
