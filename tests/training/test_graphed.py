@@ -645,9 +645,9 @@ def test_programs_side_by_side_use_no_memory_at_once(monkeypatch: pytest.MonkeyP
     choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
     given = (instances, {}, choice, guard, Heartbeat.private(), print)
     stepping = Stepping(*given, wanted=lambda: False, drop=print)
-    monkeypatch.setattr(LiveMember, "diverged", property(lambda own: own is lives[-1] and own.epoch == 3))
+    monkeypatch.setattr(LiveMember, "diverged", property(lambda own: own is lives[-1] and own.epoch == 2))
     with replays.Races():
-        for epoch in range(4):
+        for epoch in range(3):
             for split, of in (("train", arrays), ("val", val)):
                 for block in blocks(orders.epoch(split, epoch), 96, arrays=of, split=split, epoch=epoch):
                     assert stepping.through(block)
