@@ -149,7 +149,7 @@ CASES = {
     "build is not a function": lambda: tune(build=3),
     "build with one argument per parameter": lambda: tune(build=lambda lr, width: "mlp"),
     "build raises": lambda: tune(build=lambda parameters: parameters["depth"]),
-    "a space that raises": lambda: tune(lambda trial: trial.suggest_integer("depth", 1, 3)),
+    "a space that raises": lambda: tune(lambda trial: trial.layers),
     "build does not return a member": lambda: tune(build=lambda parameters: "mlp"),
     "build returns a list of unrelated members": lambda: tune(build=lambda parameters: [build(parameters)]),
     "a population of repeated members": lambda: tune(scheduler="pbt", build=lambda p: argosy.replicate(build(p), 2)),
