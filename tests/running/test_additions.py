@@ -211,8 +211,8 @@ def test_members_of_another_seed_or_other_samples_are_not_trained_as_if_they_wer
 
 def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "studies.py").write_text("from argosy import *\n")
-    (tmp_path / "mine.py").write_text("")
-    both = {"mine": str(tmp_path / "mine.py"), "studies": str(tmp_path / "studies.py")}
+    (tmp_path / "module_of_the_folder.py").write_text("")
+    both = {"module_of_the_folder": str(tmp_path / "module_of_the_folder.py"), "studies": str(tmp_path / "studies.py")}
     monkeypatch.setattr(living, "RehearsalResult", lambda: RehearsalResult(modules=both))
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(fleet="studies.member('late')"))
