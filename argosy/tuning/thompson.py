@@ -30,7 +30,7 @@ MOVED, DISTANCE = 0.3, 0.3
 FITS, FITTED = 100, 64
 """Number of lengthscales of which one is drawn by its likelihood, and the most trials that decide on that."""
 CONDITIONED = 400
-"""The most trials (the last ones) that a posterior is conditioned on, because its time grows with their third power."""
+"""The most trials that a posterior is conditioned on, because its time grows with their third power."""
 DIRECTIONS = 128
 """Number of random directions over which volumes are means."""
 MARGIN = 0.4
@@ -64,14 +64,18 @@ class ThompsonSampler(optuna.samplers.TPESampler):
     ) -> dict[str, Any]:
         """Return these parameters of the next trial; none while the first trials are drawn at random."""
         trials = study.get_trials(deepcopy=False)
-        ended = [past for past in trials if past.state in ENDED][-CONDITIONED:]
+        ended = [past for past in trials if past.state in ENDED]
         if len(ended) < self._startup or not search_space:
             return {}
         axes = {name: _Axis(distribution) for name, distribution in search_space.items()}
-        known = np.array([[axis.place(past.params[name]) for name, axis in axes.items()] for past in ended])
         values = np.stack([_scores(ended, number, way) for number, way in enumerate(study.directions)], axis=1)
+        # The best trials, and others from the whole search: the last ones would not show what is bad elsewhere.
+        best, order = _undominated(values), self._draw.permutation(len(ended))
+        kept = order[np.argsort(~best[order], kind="stable")][:CONDITIONED]
+        values, best, taken = values[kept], best[kept], [ended[number].params for number in kept]
+        known = np.array([[axis.place(params[name]) for name, axis in axes.items()] for params in taken])
         tried = {tuple(map(past.params.get, axes)) for past in trials}
-        drawn = self._candidates(known[_undominated(values)], axes)
+        drawn = self._candidates(known[best], axes)
         candidates = [row for row in drawn if tuple(row.values()) not in tried] or drawn
         places = np.array([[axes[name].place(row[name]) for name in axes] for row in candidates])
         points, offered = _points(known, axes), _points(places, axes)
@@ -210,8 +214,12 @@ def _scores(
 
 def _undominated(values: Array) -> NDArray[np.bool_]:
     """Return which rows no other row is at least as good as in each column and better in one."""
-    least, better = (values[:, None] >= values).all(axis=2), (values[:, None] > values).any(axis=2)
-    return np.logical_not((least & better).any(axis=0))
+    # What the row with the largest sum dominates is left out first, because the time grows with the square of the number of rows.
+    largest = values[values.sum(axis=1).argmax()]
+    left: NDArray[np.bool_] = np.logical_not((values <= largest).all(axis=1) & (values < largest).any(axis=1))
+    least = np.all([np.greater_equal.outer(column, column) for column in values[left].T], axis=0)
+    left[left] = np.logical_not((least & ~least.T).any(axis=0))
+    return left
 
 
 def _points(places: Array, axes: Mapping[str, _Axis]) -> Array:

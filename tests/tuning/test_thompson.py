@@ -9,6 +9,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from argosy.tuning import thompson
 from argosy.tuning.sampling import Sampling
 from argosy.tuning.thompson import CONSTRAINTS, ThompsonSampler
 
@@ -112,6 +113,15 @@ def test_trials_stay_near_the_best_where_no_function_that_is_drawn_is_better(see
             found.append((parameters["x"] - 0.2) ** 2 + (parameters["y"] - 0.9) ** 2)
             sampling.end(len(found) - 1, "complete", [found[-1]])
     assert median(found[-WAVE:]) < 0.05
+
+
+def test_what_is_bad_stays_known_when_trials_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thompson, "CONDITIONED", 20)
+    sampling = Sampling({"x": FloatDistribution(0.0, 1.0)}, modes=["min"], seed=0, sampler=ThompsonSampler)
+    for number, x in enumerate([*(n / 50 for n in range(45)), *(0.9 + n / 200 for n in range(20))]):
+        sampling.again({"x": x})
+        sampling.end(number, "complete", [(x - 0.95) ** 2])
+    assert sum(sampling.ask()[0]["x"] < 0.8 for _ in range(12)) <= 2
 
 
 def test_a_parameter_that_only_some_trials_have_is_left_to_tpe() -> None:
