@@ -201,6 +201,7 @@ def test_a_query_joins_what_members_sections_and_events_say(folder: Path) -> Non
     assert wide["left_out"].keys() == {"rows"} and {len(row) for row in wide["rows"]} == {len(wide["columns"])}
     as_csv = argosy(folder, "query", "runs/study", "SELECT event, facts FROM events", "--csv", "--all")
     assert len(as_csv.splitlines()) == 1 + len((folder / "runs/study/journal.jsonl").read_text().splitlines())
+    assert argosy(folder, "query", "runs/study", "SELECT 'a' || char(8232) || 'b' AS x", "--csv") == "x\na\\u2028b\n"
 
 
 BROKEN = "members=[member(str(n), model=partial(Broken, hidden=2)) for n in range(3)],\n    stop"

@@ -46,7 +46,9 @@ def query(
     if as_csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([answer.columns, *rows])
-        lines = text.getvalue().splitlines()
+        lines = [
+            text.getvalue().removesuffix("\n")
+        ]  # not splitlines, which would end rows at U+2028 and the like within a value
     else:
         lines = text_table(answer.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
     print_output("\n".join(lines))

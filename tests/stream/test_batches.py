@@ -1,5 +1,6 @@
 """Tests that batches do not depend on how the stream is cut into blocks."""
 
+import copy
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from argosy.stream.batches import Batch, Cutter, InOrderCutter
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.order import Digest, Selection, permutation
+from argosy.training.programs.fused.lockstep import share_cutters
 
 LENGTH = 53
 
@@ -238,3 +240,22 @@ def test_cutters_are_the_same_where_one_can_do_for_both() -> None:
     for batch in stepped(begun, block):
         assert batch.rows == 8
     assert not begun.cuts_alike(cutter(position=8))
+
+
+def test_hundreds_of_bootstraps_are_not_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Cutter] = []
+    alike = Cutter.cuts_alike
+    monkeypatch.setattr(Cutter, "cuts_alike", lambda self, other: compared.append(self) or alike(self, other))
+    draws, order = np.random.RandomState(0), permutation(0, 0, 1000)
+    cutters: list[Cutter] = [
+        InOrderCutter(
+            selection=Selection.of(draws.randint(1000, size=1000).tolist(), 1000),
+            order=order,
+            batch_size=8,
+            drop_last=False,
+        )
+        for _ in range(300)
+    ]
+    again = [copy.deepcopy(cutter) for cutter in cutters]
+    assert share_cutters([*cutters, *again]) == [*cutters, *cutters]
+    assert len(compared) < 600, "each pair was compared: it grows with the square of their number"

@@ -17,17 +17,23 @@ __all__ = ["Lockstep", "common_length", "share_cutters", "locksteps"]
 
 Lockstep = tuple[Batch | None, ...]
 """The next batch of each member; None if there is none yet."""
+FEW_POSITIONS = 16
+"""Number of a cutter's positions that are compared first."""
 
 
 def share_cutters(cutters: Sequence[Cutter]) -> list[Cutter]:
     """Return the cutters, with cutters of the same batches replaced by the first of them."""
-    distinct: list[Cutter] = []
+    distinct: dict[tuple[object, ...], list[Cutter]] = {}
     chosen = []
     for cutter in cutters:
-        like = next((other for other in distinct if other is cutter or other.cuts_alike(cutter)), cutter)
-        if like is cutter and not any(other is cutter for other in distinct):
-            distinct.append(cutter)
-        chosen.append(like)
+        # Of hundreds of bootstraps or folds, only those that agree in a few positions are compared in all of them.
+        positions = cutter.positions
+        few = None if positions is None else positions[:: len(positions) // FEW_POSITIONS + 1].tobytes()
+        others = distinct.setdefault((cutter.batch_size, cutter.length, cutter.position, few), [])
+        like = next((other for other in others if other is cutter or other.cuts_alike(cutter)), None)
+        if like is None:
+            others.append(cutter)
+        chosen.append(cutter if like is None else like)
     return chosen
 
 
