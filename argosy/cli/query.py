@@ -46,9 +46,7 @@ def query(
     if as_csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([answer.columns, *rows])
-        lines = [
-            text.getvalue().removesuffix("\n")
-        ]  # not splitlines, which would end rows at U+2028 and the like within a value
+        lines = [text.getvalue().removesuffix("\n")]  # splitlines would end rows at U+2028 within a value
     else:
         lines = text_table(answer.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
     print_output("\n".join(lines))
