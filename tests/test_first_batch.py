@@ -426,7 +426,7 @@ def test_a_val_loss_that_depends_on_eval_batch_size_is_noted(tmp_path: Path, res
     )
 
 
-@pytest.mark.parametrize("rest", [{"loss": contrastive}, {"step": coupled}, {"step": step}, {}], ids=str)
+@pytest.mark.parametrize("rest", [{"loss": contrastive}, {"step": coupled}, {"step": step}, {}])
 def test_a_loss_of_whole_batches_is_noted_with_micro_batches(tmp_path: Path, rest: dict[str, Any]) -> None:
     found = notes(tmp_path, member(accumulate=2, **rest, **ALL))
     noted = rest in ({"loss": contrastive}, {"step": coupled})

@@ -81,6 +81,11 @@ class News:
         """Return the samples of the current section that the member has trained on here, up to its last report."""
         return max(self._samples.get(member, 0) - self._behind.get(member, 0), 0)
 
+    def rate(self, member: str, now: float) -> float:
+        """Return the samples/s of an assigned member; until two reports have shown it, those since it was assigned, and 0 at first."""
+        seconds = now - self.changed.get(member, now)
+        return self.rates.get(member, self._samples.get(member, 0) / seconds if seconds > RATE_SECONDS else 0.0)
+
     def _section_start(self, section: int) -> int:
         """Return the first sample of a section: exact for a member that sees every sample once, else approximate."""
         return section * self._length // self._sections

@@ -136,7 +136,7 @@ def screen_of(question: ScreenContext, state: RunState, news: News, *, phase: st
     to_come = question.expected() if question.expected is not None else sum(epochs_left.values())
     epochs = sum(member.own_epochs + begun[name] for name, member in states.items())
     seconds, limit = now - question.began, diagnose(news.gauges.items())
-    left_seconds = _seconds_by_plan(state, news, epochs_left, to_come)
+    left_seconds = _seconds_by_plan(state, news, epochs_left, to_come, now)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
     trials = TrialsSoFar.of(state, states) if state.searches else None
@@ -190,15 +190,19 @@ def _epochs_left(
     return epochs_left
 
 
-def _seconds_by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
-    """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan."""
+def _seconds_by_plan(
+    state: RunState, news: News, left: Mapping[str, float], to_come: float, now: float
+) -> float | None:
+    """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan, and before the first samples."""
     if state.started is None:
         return None
-    epochs_per_second, longest = 0.0, 0.0
+    epochs_per_second, longest, length = 0.0, 0.0, state.started.lengths["train"]
+    rates: list[float] = []
     for flotilla in news.flotillas:
         live = [name for name in flotilla.members if name in left]
         if live:
-            pace = flotilla.keeping(live).samples_per_second / state.started.lengths["train"]
+            pace = flotilla.keeping(live).samples_per_second / length
+            rates += [news.rate(name, now) for name in live]
             epochs_per_second += len(live) * pace
             longest = max(longest, max(left[name] for name in live) / pace)
     if not epochs_per_second:
@@ -207,6 +211,11 @@ def _seconds_by_plan(state: RunState, news: News, left: Mapping[str, float], to_
     lately = next((passed for passed in reversed(state.passed) if passed), [])[-SECTIONS_COUNTED:]
     passed = [section for section in lately if section.predicted_seconds]
     actual, predicted = (sum(getattr(p, name) for p in passed) for name in ("seconds", "predicted_seconds"))
+    if not passed:
+        # The first section can take hours, and the plan does not know how long its samples take to read and prepare.
+        if not all(rates):
+            return None
+        actual, predicted = epochs_per_second, sum(rates) / length
     return max(to_come / epochs_per_second, longest) * (actual / predicted if predicted else 1.0)
 
 

@@ -147,6 +147,19 @@ def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
     assert seen(study, [*told, began], now=41.0).seconds_left == screen.seconds_left
 
 
+def test_before_a_section_has_ended_the_time_left_follows_from_the_rates() -> None:
+    """Samples that take long to prepare hold up members that the plan takes to be fast."""
+    study = voyages.asked(8, epochs=10)
+    told = [
+        (at, "", Progress(samples=dict.fromkeys(study.names, samples), losses={}, gauge={}))
+        for at, samples in ((10.0, 10), (20.0, 27))
+    ]
+    begun = [*voyages.scheduler(study, epochs=0, end=False)]
+    assert seen(study, begun, now=20.0).seconds_left is None
+    assert seen(study, begun, more=told[:1], now=20.2).seconds_left == pytest.approx((10 * 170 - 10) / 0.5)
+    assert seen(study, begun, more=told, now=20.0).seconds_left == pytest.approx((10 * 170 - 27) / 1.7)
+
+
 def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
     study = voyages.asked(8, epochs=10)
     timeline = [
