@@ -1,10 +1,10 @@
 """The places where the package makes its errors, and which of them were come by."""
 
 import ast
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from argosy import errors
 __all__ = ["Made", "Site", "all_sites", "site_of", "watched"]
 
 PACKAGE = Path(argosy.__file__).parent
+WORDED = (contextlib.__file__, str(PACKAGE / "errors" / "optional.py"))
+"""Files whose errors are those of the places that call them."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -40,13 +42,15 @@ class Made:
     line: int
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched() -> Iterator[list[Made]]:
     """All errors that are made meanwhile, raised at once or not, in this process."""
     made: list[Made] = []
 
     def noting(error: errors.ArgosyError, *arguments: Any) -> None:
         frame = sys._getframe(1)
+        while frame.f_code.co_filename in WORDED and frame.f_back is not None:
+            frame = frame.f_back
         made.append(Made(error, frame.f_code.co_filename, frame.f_lineno))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +91,7 @@ def _sites(path: Path, tree: ast.Module, names: set[str]) -> Iterator[tuple[Site
     counts: Counter[tuple[str, str]] = Counter()
     while calls:
         node, function = calls.pop(0)
-        if isinstance(node, ast.Call) and (error := _last_name(node.func)) in names:
+        if isinstance(node, ast.Call) and (error := _error_of(node)) in names:
             counts[function, error] += 1
             site = Site(str(path.relative_to(PACKAGE.parent)), function, error, counts[function, error])
             yield site, range(node.lineno, (node.end_lineno or node.lineno) + 1)
@@ -95,6 +99,11 @@ def _sites(path: Path, tree: ast.Module, names: set[str]) -> Iterator[tuple[Site
             function = f"{function}.{node.name}".lstrip(".")
         # Depth first, so that the places of a function are numbered as they are read.
         calls[:0] = [(child, function) for child in ast.iter_child_nodes(node)]
+
+
+def _error_of(call: ast.Call) -> str:
+    """The name of the class of the error that a call makes, or words where a package is missing."""
+    return _last_name(call.args[0] if _last_name(call.func) == "optional" else call.func)
 
 
 def _last_name(node: ast.AST) -> str:
