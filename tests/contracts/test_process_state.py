@@ -33,10 +33,12 @@ import studies
 import torch
 from test_pipelines import Dealt
 from torch import Tensor, nn
+from torch._functorch._aot_autograd.utils import register_buffer_assignment_hook
 from torch._library.custom_ops import OPDEFS
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
+from torch.utils.module_tracker import ModuleTracker
 
 import argosy
 from argosy.errors import MemberFailed, RunError, StudyError
@@ -437,11 +439,13 @@ def test_what_cannot_travel_is_refused(name: str, launcher: str, tmp_path: Path)
 
 
 def test_a_hook_that_torch_itself_has_left_is_no_obstacle() -> None:
-    """As by a torch.export that failed, under torch 2.11."""
-    handle = nn.modules.module.register_module_buffer_registration_hook(functional.softsign)
+    """A torch.export that fails leaves this one under torch 2.11; a counter that the user has entered is not left behind."""
+    handle = register_buffer_assignment_hook(nn.Linear(1, 1), {})
     with contextlib.closing(contextlib.ExitStack()) as last:
         last.callback(handle.remove)
         assert ProcessState.here()
+        with ModuleTracker(), pytest.raises(StudyError, match=r"torch has a hook for all modules .*forward_pre_hooks"):
+            ProcessState.here()
 
 
 def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:

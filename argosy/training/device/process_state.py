@@ -349,16 +349,16 @@ def check_portable_state() -> None:
             "the run was started inside hooks for saved tensors (torch.autograd.graph), which workers do not "
             "have. Start it outside, and enter them in the member's step."
         )
-    hooks = [
-        name
-        for of in (modules, optimizers)
-        for name, held in vars(of).items()
-        # One of torch itself was left behind by a torch.export that failed (torch 2.11), and does nothing.
-        if HOOKS.fullmatch(name) and not all(str(hook.__module__).startswith("torch.") for hook in held.values())
-    ]
+    hooks = {
+        name: held for of in (modules, optimizers) for name, held in vars(of).items() if HOOKS.fullmatch(name) and held
+    }
+    registered = hooks.get("_global_buffer_registration_hooks", {})
+    if all(hook.__module__.startswith("torch.") for hook in registered.values()):
+        # Left behind by a torch.export that failed (torch 2.11); it does nothing.
+        hooks.pop("_global_buffer_registration_hooks", None)
     if hooks:
         raise StudyError(
-            f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers "
+            f"torch has a hook for all modules or optimizers ({next(iter(hooks)).removeprefix('_global_')}), which workers "
             "do not have. Register it on the member's network, in the function that builds it."
         )
 
