@@ -278,16 +278,15 @@ class WavePass:
         self._rows = {place: (one, row) for one in self._products for row, place in enumerate(one.group.places)}
         for product in self._products:
             product.stretches.extend(self._stretches(product))
-        drawn = [[number for number, layer in enumerate(own) if layer.rate] for own in layers]
         self._masks = [
-            [(1 - layers[member][number].rate, self._next(member, number)) for number in numbers]
-            for member, numbers in enumerate(drawn)
+            [(1 - layer.rate, self._next_mask(member, number)) for number, layer in enumerate(own) if layer.rate]
+            for member, own in enumerate(layers)
         ]
-        """Each member's dropouts in the order of its layers: the share of inputs kept, and the place of the next layer."""
+        """Each member's dropouts in the order of its layers: the share of inputs kept, and the mask of the next layer's inputs."""
         self._drawn = [
-            MaskDraw(member, int(product.masks[row].storage_offset()), product.masks[row].numel(), kept)
+            MaskDraw(member, int(mask.storage_offset()), mask.numel(), kept)
             for member, masks in enumerate(self._masks)
-            for kept, (product, row) in masks
+            for kept, mask in masks
         ]
 
     def forward(self, samples: Tensor, states: States | None, in_branches: InBranches) -> Tensor:
@@ -309,8 +308,7 @@ class WavePass:
         for state, masks in zip(states, self._masks, strict=True):
             if masks:
                 with state.active():
-                    for kept, (product, row) in masks:
-                        mask = product.masks[row]
+                    for kept, mask in masks:
                         if mask.device.type == "cpu":
                             mask.bernoulli_(kept).div_(kept)
                         else:
@@ -325,6 +323,10 @@ class WavePass:
     def _next(self, member: int, number: int) -> tuple[Product, int]:
         """Return the product and row of the layer after this one."""
         return self._rows[member, number + 1]
+
+    def _next_mask(self, member: int, number: int) -> Tensor:
+        product, row = self._next(member, number)
+        return product.masks[row]
 
     def _stretches(self, product: Product) -> Iterator[Stretch]:
         """Yield the stretches of a product; last layers have none."""
