@@ -28,6 +28,7 @@ __all__ = [
     "is_own_module",
     "readings_of",
     "setting_of",
+    "without_hooks",
 ]
 
 Holders = tuple[type, ...]
@@ -114,7 +115,7 @@ def _read_by(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a factory reads from outside variables and from these arguments, by `readings_of`."""
     function = getattr(function, "__func__", function)  # that of a bound method
     kind = function if isinstance(function, type) else type(function)
-    functions = [*vars(kind).values()] if is_own(kind) else [function]
+    functions = [without_hooks(one) for one in vars(kind).values()] if is_own(kind) else [function]
     readings: dict[str, Any] = {}
     for one in functions:
         if not isinstance(one, types.FunctionType):
@@ -128,6 +129,11 @@ def _read_by(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             if type(arguments[name]) not in PLAIN:
                 readings |= readings_of(instructions, name, arguments[name], HOLDERS, (*READS, *BOUND))
     return readings
+
+
+def without_hooks(step: Any) -> Any:
+    """Return the `step` of an optimizer class as written; torch wraps it when the first instance of the class is created."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _defaults(function: Any) -> dict[str, Any]:

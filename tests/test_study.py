@@ -346,6 +346,22 @@ def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays
     argosy.Study(data=arrays(), members=[*bound, *same])
 
 
+class OwnSgd(torch.optim.Optimizer):
+    """A user-defined optimizer; torch wraps its class's `step` when the first instance is created."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None: ...
+
+
+def test_an_optimizer_class_reads_the_same_before_and_after_its_first_instance() -> None:
+    member = argosy.Member("m", model=partial(nn.Linear, 4, 3), optimizer=OwnSgd, batch_size=8)
+    OwnSgd([nn.Parameter(torch.zeros(1))])
+    argosy.Study(data=arrays(), members=[member])
+
+
 def of_loop(values: Any) -> list[argosy.Member]:
     """Return a member for each value, as a script's loop makes them, all of which read its variable."""
     member = partial(argosy.Member, optimizer=partial(SGD, lr=0.1), batch_size=8)

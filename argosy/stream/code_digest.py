@@ -27,6 +27,7 @@ from argosy.readings import (
     is_own_module,
     readings_of,
     setting_of,
+    without_hooks,
 )
 from argosy.stream.value_text import Content, Global, Part, UnreadableContent, ValueText, hash_of, part_key, part_name
 
@@ -177,18 +178,14 @@ class _PartWriter:
 def _class_attributes(kind: type) -> dict[str, Any]:
     """Return the attributes of a class as written.
 
-    When the first instance of an optimizer class is created, torch wraps its `step`, own or inherited; the wrapper is left out.
+    A wrapper of an optimizer's `step` is left out; that of an inherited one is set in the class, too.
     """
     attributes = dict(vars(kind))
-    if _without_hooks(attributes.get("step")) is not attributes.get("step"):
-        attributes["step"] = _without_hooks(attributes["step"])
-        if attributes["step"] is _without_hooks(getattr(super(kind, kind), "step", None)):
+    if without_hooks(attributes.get("step")) is not attributes.get("step"):
+        attributes["step"] = without_hooks(attributes["step"])
+        if attributes["step"] is without_hooks(getattr(super(kind, kind), "step", None)):
             del attributes["step"]
     return attributes
-
-
-def _without_hooks(step: Any) -> Any:
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _is_method(name: str, value: Any) -> bool:

@@ -10,19 +10,27 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from argosy.readings import is_own
+
 __all__ = ["begin_copy", "finish_copy", "copy_network"]
 
 Copied = TypeVar("Copied", bound=nn.Module)
 
 
-def begin_copy(network: nn.Module) -> dict[int, Any]:
-    """Return a memo for `copy.deepcopy` of a network, with copies of the tensors that it refuses."""
-    # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists and dicts.
-    values = [one for module in network.modules() for one in vars(module).values()]
-    values += [one for several in values if isinstance(several, list | tuple) for one in several]
-    values += [one for several in values if isinstance(several, dict) for one in several.values()]
-    refused = [t for t in values if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
-    return {id(t): t.detach().clone() for t in refused}
+def begin_copy(copied: Any) -> dict[int, Any]:
+    """Return a memo for `copy.deepcopy` of a network or another object, with copies of the tensors that it refuses."""
+    # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists, dicts and objects.
+    copies, seen, left = dict[int, Any](), set[int](), [copied]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor) and not (value.is_leaf and value.layout is torch.strided):
+            copies[id(value)] = value.detach().clone()
+        elif id(value) not in seen:
+            seen.add(id(value))
+            own = isinstance(value, nn.Module) or is_own(type(value))
+            held = getattr(value, "__dict__", value) if own else value
+            left += held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+    return copies
 
 
 def copy_network(network: Copied) -> Copied:

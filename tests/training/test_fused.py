@@ -173,14 +173,23 @@ def test_members_that_share_an_augmentation_with_a_state_each_move_their_own(for
     assert shared.calls == 0
 
 
-def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_copied() -> None:
+def test_data_that_an_augmentation_binds_are_shared_and_so_are_locks_beside_its_state() -> None:
     bank, shared = torch.zeros(16), Warming()
     own = with_own_callables(member("m", augment=partial(held, bank, first=shared)), {}).augment
     assert isinstance(own, partial)
     assert own.args[0] is bank and own.keywords["first"] is not shared
-    shared.lock = threading.Lock()  # type: ignore[attr-defined]
-    stuck = with_own_callables(member("m", augment=shared, loss=(counting := Counting())), {})
-    assert stuck.augment is shared and stuck.loss is not counting
+    graph = torch.ones(1, requires_grad=True).exp()
+    vars(shared).update(lock=threading.Lock(), last=graph, kept=[Holding(graph)])
+    beside = with_own_callables(member("m", augment=shared, loss=(counting := Counting())), {})
+    assert beside.augment is not shared and beside.augment.lock is shared.lock and beside.loss is not counting
+    assert torch.equal(beside.augment.last, graph) and beside.augment.kept[0].output is beside.augment.last is not graph
+
+
+class Holding:
+    """An object that holds an output, as a layer by hand does."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
 
 
 class Counting(nn.Module):

@@ -1684,6 +1684,43 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
         measure(start(studies.member(model=partial(Listed, list))), block)
 
 
+class ByHand:
+    """A layer that is no module and keeps its output, as in lessons that build layers from scratch."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.out = x @ self.weight
+        return self.out
+
+
+class OfLayersByHand(nn.Module):
+    """A network of such layers in a list, whose weights are registered or, by its own `parameters`, only trained."""
+
+    def __init__(self, registered: bool) -> None:
+        super().__init__()
+        weight = torch.randn(12, 10, requires_grad=True)
+        self.layers = [ByHand(nn.Parameter(weight) if registered else weight)]
+        if registered:
+            self.weight = self.layers[0].weight
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter([layer.weight for layer in self.layers])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+def test_a_network_may_keep_outputs_in_layers_that_are_no_modules_but_not_its_weights() -> None:
+    solo = start(studies.member(model=partial(OfLayersByHand, True)))
+    run(solo, 1)
+    copied = solo.live.trial().model
+    assert copied.layers[0].weight is copied.weight and torch.equal(copied.layers[0].out, solo.live.model.layers[0].out)
+    with pytest.raises(StudyError, match=r"its optimizer holds 1 parameters .* as nn.Parameter\(tensor\)"):
+        start(studies.member(model=partial(OfLayersByHand, False)))
+
+
 class Leaky(nn.Linear):
     """A spiking layer as in snntorch: its class has a list of all of its layers, with which a step resets their states."""
 

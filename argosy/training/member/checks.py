@@ -108,7 +108,8 @@ def check_parameters(member: Member, model: nn.Module, what: str, optimizer: tor
             "can be neither copied nor saved. Call super().__init__(parameters, defaults) in the first line of "
             "its __init__, even if it wraps another optimizer, for example Lookahead."
         )
-    own = set(map(id, model.parameters()))
+    # Files hold what is registered; `parameters` may return more, if the network's class replaces it.
+    own = set(map(id, nn.Module.parameters(model)))
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise StudyError(

@@ -61,19 +61,22 @@ def copy_together(
 def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     """Return the member with its own copies of the objects that it calls, so that other members do not change their state.
 
-    Plain functions, weights, and objects that cannot be copied stay shared. If a factory or metric is a method of a copied object, it
+    Plain functions, weights, and what cannot be copied stay shared. If a factory or metric is a method of a copied object, it
     becomes the method of the copy: the step may use references to the network that the factory has stored there.
     """
     own = copy.copy(member)
     for name in CALLED:
         called = getattr(member, name)
-        tried = {id(value): value for value in shared_data(called)} | memo
-        try:
-            object.__setattr__(own, name, copy.deepcopy(called, tried))
+        known = begin_copy(_object_of(called)) | {id(value): value for value in shared_data(called)} | memo
+        tried = dict(known)
+        if not (copied := _deepcopy(called, tried)):
+            attributes = getattr(_object_of(called), "__dict__", {}).values()
+            tried = known | {id(one): one for one in attributes if not _deepcopy(one, dict(known))}
+            copied = _deepcopy(called, tried)
+        if copied:
+            object.__setattr__(own, name, *copied)
             memo.setdefault(id(memo), []).append(tried.pop(id(tried), None))  # the objects that deepcopy keeps alive
             memo.update(tried)  # so that two methods of one object stay methods of one copy
-        except Exception:  # boundary to a user's object, which may hold an open file or a lock
-            continue
     for name in FACTORIES:
         object.__setattr__(own, name, _of_copies(getattr(member, name), memo))
     metrics = {name: _of_copies(metric, memo) for name, metric in member.metrics.items()}
@@ -81,10 +84,22 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     return own
 
 
+def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
+    """Return the copy of a user's object, alone in a tuple, or nothing if it cannot be copied."""
+    try:
+        return (copy.deepcopy(value, memo),)
+    except Exception:  # boundary to a user's object, which may hold an open file or a lock
+        return ()
+
+
 def called_objects(member: Member) -> dict[str, Any]:
     """Return the functions that are called as a member trains; for a bound method, its object."""
-    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
-    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
+    return {name: _object_of(getattr(member, name)) for name in CALLED}
+
+
+def _object_of(called: Any) -> Any:
+    """Return the object of a bound method, also inside a partial; other callables as they are."""
+    return getattr(unwrap_partials(called), "__self__", unwrap_partials(called))
 
 
 def called_state(member: Member, model: nn.Module) -> dict[str, dict[str, Any]]:
