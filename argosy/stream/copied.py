@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import operator
+from collections.abc import Iterator
+from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 from weakref import ref
@@ -12,25 +14,40 @@ from torch import Tensor, nn
 
 from argosy.readings import is_own
 
-__all__ = ["begin_copy", "finish_copy", "copy_network"]
+__all__ = ["begin_copy", "finish_copy", "copy_network", "parts_of"]
 
 Copied = TypeVar("Copied", bound=nn.Module)
 
 
 def begin_copy(copied: Any) -> dict[int, Any]:
-    """Return a memo for `copy.deepcopy` of a network or another object, with copies of the tensors that it refuses."""
-    # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists, dicts and objects.
-    copies, seen, left = dict[int, Any](), set[int](), [copied]
+    """Return a memo for `copy.deepcopy` of a network or another object, with copies of the tensors that it refuses.
+
+    These are sparse CSR tensors and those with a graph, such as weights under the old parametrisation or pruning.
+    """
+    tensors = [one for one in parts_of(copied) if isinstance(one, Tensor)]
+    return {id(one): one.detach().clone() for one in tensors if not (one.is_leaf and one.layout is torch.strided)}
+
+
+def parts_of(held: Any) -> Iterator[Any]:
+    """Yield what an object holds at any depth of lists, dicts, partials, methods, networks and a user's objects."""
+    seen, left = set[int](), [held]
     while left:
         value = left.pop()
-        if isinstance(value, Tensor) and not (value.is_leaf and value.layout is torch.strided):
-            copies[id(value)] = value.detach().clone()
-        elif id(value) not in seen:
-            seen.add(id(value))
-            own = isinstance(value, nn.Module) or is_own(type(value))
-            held = getattr(value, "__dict__", value) if own else value
-            left += held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
-    return copies
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, partial):
+            left += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, MethodType):
+            left.append(value.__self__)
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif not isinstance(value, Tensor) and (isinstance(value, nn.Module) or is_own(type(value))):
+            left += getattr(value, "__dict__", {}).values()
+        else:
+            yield value
 
 
 def copy_network(network: Copied) -> Copied:

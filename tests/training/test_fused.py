@@ -182,6 +182,8 @@ def test_data_that_an_augmentation_binds_are_shared_and_so_are_locks_beside_its_
     vars(shared).update(lock=threading.Lock(), last=graph, kept=[Holding(graph)])
     beside = with_own_callables(member("m", augment=shared, loss=(counting := Counting())), {})
     assert beside.augment is not shared and beside.augment.lock is shared.lock and beside.loss is not counting
+    held_by = with_own_callables(member("m", augment=partial(held, bank, first=shared)), {}).augment
+    assert held_by.keywords["first"] is not shared and held_by.keywords["first"].lock is shared.lock
     assert torch.equal(beside.augment.last, graph) and beside.augment.kept[0].output is beside.augment.last is not graph
 
 

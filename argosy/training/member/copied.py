@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from argosy.bindings import unwrap_partials
-from argosy.stream.copied import begin_copy, finish_copy
+from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
@@ -67,11 +67,10 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
     own = copy.copy(member)
     for name in CALLED:
         called = getattr(member, name)
-        known = begin_copy(_object_of(called)) | {id(value): value for value in shared_data(called)} | memo
+        known = begin_copy(called) | {id(value): value for value in shared_data(called)} | memo
         tried = dict(known)
         if not (copied := _deepcopy(called, tried)):
-            attributes = getattr(_object_of(called), "__dict__", {}).values()
-            tried = known | {id(one): one for one in attributes if not _deepcopy(one, dict(known))}
+            tried = known | {id(one): one for one in parts_of(called) if not _deepcopy(one, dict(known))}
             copied = _deepcopy(called, tried)
         if copied:
             object.__setattr__(own, name, *copied)
@@ -94,12 +93,8 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
 
 def called_objects(member: Member) -> dict[str, Any]:
     """Return the functions that are called as a member trains; for a bound method, its object."""
-    return {name: _object_of(getattr(member, name)) for name in CALLED}
-
-
-def _object_of(called: Any) -> Any:
-    """Return the object of a bound method, also inside a partial; other callables as they are."""
-    return getattr(unwrap_partials(called), "__self__", unwrap_partials(called))
+    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
+    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
 
 
 def called_state(member: Member, model: nn.Module) -> dict[str, dict[str, Any]]:
