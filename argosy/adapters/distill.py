@@ -126,7 +126,7 @@ def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
     """Return the member with this loss around its own; with a teacher, trained on mixed inputs, on which the teacher is evaluated."""
-    own: Callable[[Any, Any], Any] = member.loss or cross_entropy
+    own: Callable[[Any, Any], Any] = cross_entropy if member.loss is None else member.loss
     augment = None if member.augment is None else partial(_apply_beside_answer, member.augment)
     if teacher is not None:
         own, augment = partial(_mixed_loss, own=own), partial(_mix_batch, teacher=teacher, first=augment)

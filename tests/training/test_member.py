@@ -285,6 +285,11 @@ class Sharpened:
         self.calls = state["calls"]
 
 
+def bound(loss: Any, output: torch.Tensor, target: torch.Tensor) -> Any:
+    """A loss that gets another one by a partial."""
+    return loss(output, target)
+
+
 class SharpenedModule(Sharpened, nn.Module):
     """`Sharpened` as a module, whose own `state_dict` takes no arguments."""
 
@@ -300,6 +305,7 @@ class SharpenedModule(Sharpened, nn.Module):
         {"loss": Centred()},
         {"loss": Sharpened()},
         {"loss": SharpenedModule()},
+        {"loss": partial(bound, Sharpened())},
     ],
     ids=[
         "milestones",
@@ -310,6 +316,7 @@ class SharpenedModule(Sharpened, nn.Module):
         "loss with a buffer",
         "loss with a state",
         "module with a state",
+        "bound loss with a state",
     ],
 )
 def test_a_part_with_state_of_its_own_goes_on_behind_a_file(kinds: dict[str, Any], tmp_path: Path) -> None:
@@ -395,6 +402,21 @@ def test_samples_that_are_broken_leave_holes_and_no_step() -> None:
     run(solo, 1, holes=set(order[20:40].tolist()))
     assert solo.live.steps == 8
     assert solo.live.epoch == 1
+
+
+class Empty(nn.CrossEntropyLoss):
+    """A loss with the length 0, as a list of further terms; one that torch has compiled has none."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(output, target)
+
+
+def test_a_loss_is_called_whatever_its_truth_value() -> None:
+    usual, twice = (run(start(studies.member(**given)), 1)[0]["train_loss"] for given in ({}, {"loss": Empty()}))
+    assert twice > 1.5 * usual
 
 
 def test_after_a_step_no_gradients_are_left() -> None:
@@ -1384,6 +1406,7 @@ class Following(nn.Linear):
         ),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
+        ({"loss": partial(bound, Counted())}, "steps change 'calls' of the loss's loss"),
         *(({"loss": loss}, "") for loss in (Centred(), Sharpened(), SharpenedModule())),
         ({"model": partial(Prepared, decides=True)}, "steps change 'seen' of the network"),
         ({"model": partial(Prepared, decides=True), "batch_size": 1}, "steps change 'seen' of the network"),

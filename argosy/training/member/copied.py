@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from argosy.bindings import unwrap_partials
+from argosy.bindings import bound_arguments, unwrap_partials
+from argosy.readings import is_own
 from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
@@ -92,9 +93,16 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
 
 
 def called_objects(member: Member) -> dict[str, Any]:
-    """Return the functions that are called as a member trains; for a bound method, its object."""
-    functions = {name: unwrap_partials(getattr(member, name)) for name in CALLED}
-    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
+    """Return the functions that are called as a member trains, for a bound method its object, and a user's objects that partials bind."""
+    calls = {name: getattr(member, name) for name in CALLED}
+    functions = {name: unwrap_partials(called) for name, called in calls.items()}
+    partials = {name: called for name, called in calls.items() if isinstance(called, functools.partial)}
+    return {name: getattr(function, "__self__", function) for name, function in functions.items()} | {
+        f"{name}'s {key}": value
+        for name, called in partials.items()
+        for key, value in bound_arguments(called).items()
+        if is_own(type(value)) and not isinstance(value, nn.Module | Dataset)  # which all members share
+    }
 
 
 def called_state(member: Member, model: nn.Module) -> dict[str, dict[str, Any]]:

@@ -369,7 +369,7 @@ class Solo:
         output = self._output(inputs)
         self._foreseen.check_output(output)
         try:
-            return self._loss((member.loss or cross_entropy)(output, target)), output, target
+            return self._loss((cross_entropy if member.loss is None else member.loss)(output, target)), output, target
         except IndexError:
             explain_loss(member, output, target)
             check_labels(member, output, target)
