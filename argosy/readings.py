@@ -7,6 +7,7 @@ import dataclasses
 import dis
 import functools
 import inspect
+import re
 import reprlib
 import sys
 import sysconfig
@@ -40,6 +41,8 @@ READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM
 """Instructions that read a global or enclosed variable."""
 BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
 """Instructions that read an argument."""
+FAST = re.compile("(?:LOAD|STORE)_FAST(?:_BORROW)?")
+"""Instructions that read or set a local variable, of which one may be two in one."""
 TEXTS = reprlib.Repr()
 """Writes values, but only the first thousand items of each list."""
 vars(TEXTS).update({limit: 1000 for limit, value in vars(TEXTS).items() if isinstance(value, int)})
@@ -181,7 +184,12 @@ def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
     """Return the instructions of a function and of the functions defined in it."""
     instructions = list[dis.Instruction]()
     for instruction in dis.get_instructions(code):
-        if instruction.opname != "EXTENDED_ARG":
+        opname, argval = instruction.opname, instruction.argval
+        # From Python 3.13 on, LOAD_FAST_LOAD_FAST reads two variables, and LOAD_FAST also takes a variable's cell to a function defined here.
+        if isinstance(argval, tuple) and "FAST" in opname:
+            pair = zip(FAST.findall(opname), argval, strict=True)
+            instructions.extend(instruction._replace(opname=one, argval=name) for one, name in pair)
+        elif opname != "EXTENDED_ARG" and not (opname in BOUND and argval in (*code.co_cellvars, *code.co_freevars)):
             instructions.append(instruction)
         if isinstance(instruction.argval, types.CodeType):
             instructions.extend(instructions_of(instruction.argval))

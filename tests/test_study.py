@@ -512,6 +512,29 @@ def test_settings_given_as_a_whole_may_be_of_any_kind(settings: Any) -> None:
     assert "width was 1 when the first was created and 2 for the second" in warning
 
 
+@pytest.mark.parametrize(("model", "warned"), [("passes_two", True), ("reads_in_a_lambda", False)])
+def test_settings_are_read_from_the_code_of_every_python(model: str, warned: bool) -> None:
+    """From Python 3.13 on, one instruction reads two variables, and the one that reads a variable also hands its cell to a function."""
+    made, settings = [], SimpleNamespace(bias=True, width=3)
+    for number in (1, 2):
+        settings.number = number
+        fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8}
+        made.append(argosy.Member(f"m{number}", model=partial(globals()[model], inputs=4, settings=settings), **fields))
+    assert len(sharing_warnings(made)) == warned
+
+
+def passes_two(inputs: int, settings: Any) -> nn.Module:
+    return made_by(inputs, settings) if settings.bias else nn.Linear(inputs, 1)
+
+
+def made_by(inputs: int, settings: Any) -> nn.Module:
+    return nn.Linear(inputs, settings.number)
+
+
+def reads_in_a_lambda(inputs: int, settings: Any) -> nn.Module:
+    return nn.Linear(inputs, (lambda: settings.width)())
+
+
 def of_any(settings: Any) -> nn.Module:
     return nn.Linear(4, vars(settings)["width"])
 
