@@ -313,6 +313,8 @@ class Smoothing:
 
 @pytest.mark.usefixtures("devices")
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
+# torch 2.11 says so of the first sparse tensor of a process.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 @pytest.mark.parametrize("where", ["cpu:1", "late:0"])
 def test_sparse_matrices_train_on_any_device_wherever_they_are_held(where: str, tmp_path: Path) -> None:
     fleet = [

@@ -7,23 +7,34 @@ import pytest
 from argosy.errors import WorkerError
 from argosy.training.device.attempts import attempt
 from argosy.training.device.devices import is_poisoned
+from argosy.training.programs.program import collecting
 
 
 class Held:
     """Something that a failing step holds."""
 
 
+def failing(held: list[weakref.ref[Held]]) -> None:
+    inside = Held()
+    held.append(weakref.ref(inside))
+    raise MemoryError("no room")
+
+
 def test_an_attempt_that_fails_says_why_and_keeps_nothing_alive() -> None:
     held: list[weakref.ref[Held]] = []
-
-    def step() -> None:
-        inside = Held()
-        held.append(weakref.ref(inside))
-        raise MemoryError("no room")
-
     with attempt() as tried:
-        step()
+        failing(held)
     assert (tried.error, tried.memory) == ("MemoryError: no room", True)
+    assert held[0]() is None
+
+
+def test_a_fault_that_is_dropped_keeps_nothing_alive() -> None:
+    held: list[weakref.ref[Held]] = []
+    faults: dict[str, Exception] = {}
+    with collecting(faults, "a"):
+        failing(held)
+    assert held[0]() is not None
+    faults.clear()
     assert held[0]() is None
 
 

@@ -29,3 +29,5 @@ def attempt(check: Callable[[Exception], None] = lambda error: None) -> Iterator
     except Exception as error:  # boundary to members' code, and to torch's compiler and devices
         check(error)
         tried.error, tried.memory = reason_of(error), is_out_of_memory(error)
+        # Since Python 3.12, an error that a generator has caught holds itself, by the frame that threw it there.
+        error.__traceback__ = None

@@ -38,7 +38,8 @@ def collecting(faults: dict[str, Exception], name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # boundary to members' code; each fault is raised again where its member ends
-        faults[name] = error
+        # Without this generator's frame, by which the error holds itself since Python 3.12.
+        faults[name] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 class UnfitProgram(Exception):  # noqa: N818
