@@ -11,7 +11,7 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +27,7 @@ __all__ = [
     "check_directory",
     "check_own",
     "create_new",
-    "flush_folder",
+    "flush",
     "read_lines",
     "make_folder",
     "open_plain",
@@ -180,12 +180,13 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-            unfinished.rename(path)
-        finally:
+            os.rename(unfinished, path)  # noqa: PTH104  # Path's own makes another path of the name
+        except BaseException:
             with contextlib.suppress(OSError):
-                unfinished.unlink()  # there is none after the renaming
+                unfinished.unlink()
+            raise
     if durable:
-        flush_folder(path.parent)
+        flush(path.parent, os.fsync)
 
 
 def unfinished_name(path: Path) -> Path:
@@ -193,11 +194,11 @@ def unfinished_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush the entries of a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def flush(path: Path, how: Callable[[int], int | None]) -> int | None:
+    """Flush a file, or the entries of a folder, to the disk by a function of its descriptor; returns what that returns."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        return how(descriptor)
     finally:
         os.close(descriptor)
 

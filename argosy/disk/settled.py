@@ -3,9 +3,10 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from argosy.disk.files import flush
 from argosy.errors.system import disk_refused, resources_refused
 
 __all__ = ["delete_if_refused", "rename_flushed"]
@@ -25,7 +26,7 @@ def rename_flushed(pairs: Sequence[tuple[Path, Path]]) -> None:
     with delete_if_refused(pairs, pairs[-1][1]):
         _flush_files([temporary for temporary, _ in pairs])
         for temporary, path in pairs:
-            temporary.rename(path)
+            os.rename(temporary, path)  # noqa: PTH104  # Path's own makes another path of the name
         _flush_folders(dict.fromkeys(path.parent for _, path in pairs))
 
 
@@ -48,28 +49,20 @@ def _flush_files(paths: Collection[Path]) -> None:
     """Flush files to the disk."""
     _flush_together(paths)
     for path in paths:
-        _flush(path, os.fsync)
+        flush(path, os.fsync)
 
 
 def _flush_folders(paths: Collection[Path]) -> None:
     """Flush the entries of folders to the disk."""
     if not _flush_together(paths):
         for path in paths:
-            _flush(path, os.fsync)
+            flush(path, os.fsync)
 
 
 def _flush_together(paths: Collection[Path]) -> bool:
     """Flush the file system of these files or folders if that is cheaper; returns whether this was done and succeeded."""
     together = len(paths) >= MANY and _dirty_bytes() < LITTLE
-    return together and _flush(next(iter(paths)), _libc.syncfs) == 0
-
-
-def _flush(path: Path, flush: Callable[[int], int | None]) -> int | None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return flush(descriptor)
-    finally:
-        os.close(descriptor)
+    return together and flush(next(iter(paths)), _libc.syncfs) == 0
 
 
 def _dirty_bytes() -> int:

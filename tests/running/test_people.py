@@ -195,18 +195,18 @@ def test_one_script_per_member_is_counted_by_the_epochs_that_they_took(tmp_path:
 def test_small_files_are_on_the_disk_before_they_replace_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, flush, rename = [], os.fsync, Path.rename
+    done, flush, rename = [], os.fsync, os.rename
 
     def fsync(descriptor: int) -> None:
         done.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
         flush(descriptor)
 
-    def renamed(path: Path, target: Path) -> Path:
+    def renamed(path: Path, target: Path) -> None:
         done.append(f"{path.name} to {target.name}")
-        return rename(path, target)
+        rename(path, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "rename", renamed)
     write_json(tmp_path / "study.json", {"seed": 0})
     unfinished = done[0]
     assert unfinished.startswith(".study.json.")

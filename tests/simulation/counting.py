@@ -7,11 +7,9 @@ computes the expected weight from a list of stream epochs, without a trainer.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
-
-from torch import nn
+from typing import Any, ClassVar, cast
 
 from argosy.stream.blocks import Place
 from argosy.stream.order import Digest
@@ -22,8 +20,6 @@ __all__ = ["Counted", "CountingBlock", "CountingMember", "loss_after", "weight_a
 
 MASK = 2**61 - 1
 """The largest weight; files and journals hold all weights up to it exactly."""
-NETWORK = nn.Module()
-"""The network of every member; only its size is ever asked for."""
 
 
 def stepped(weight: int, epoch: int, start: int, rows: int) -> int:
@@ -48,15 +44,22 @@ def loss_after(weight: int, epoch: float) -> float:
     return (1.0 + weight % 997 / 997) / (1.0 + epoch)
 
 
+class NoNetwork:
+    """The network of every member; only its size is ever asked for."""
+
+    parameters = staticmethod(tuple)
+
+
 class CountingBlock:
     """A block of the stream without samples."""
 
+    leaves: ClassVar[tuple[()]] = ()
+    marks: ClassVar[tuple[()]] = ()
+    touched: ClassVar[bool] = False
+    sound: ClassVar[Any] = SimpleNamespace(any=lambda: True)
+
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.leaves = ()
-        self.touched = False
-        self.marks = ()
-        self.sound = SimpleNamespace(any=lambda: True)
 
     def private(self) -> "CountingBlock":
         """See `argosy.stream.blocks.Block.private`."""
@@ -131,7 +134,7 @@ class CountingMember:
     val_cutter: Any = None
     loss_scale: Any = None
     schedule: Any = None
-    model: nn.Module = NETWORK
+    model: Any = NoNetwork
     train: Counts = field(default_factory=Counts)
     val: Counts = field(default_factory=Counts)
     randomness: Any = field(default_factory=lambda: SimpleNamespace(uses_others=False))
@@ -215,6 +218,7 @@ class CountingMember:
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
         """See `LiveMember.state_dict`."""
         self.backend.synchronize()
+        best = self.best.section
         return {
             "weight": self.weights.weight,
             "epoch": self.epoch,
@@ -225,7 +229,7 @@ class CountingMember:
             "samples": self.samples,
             "seconds": self.seconds,
             "train": [self.train.rows, self.train.weight],
-            "best": None if self.best.section is None else [*astuple(self.best.section)[:3]],
+            "best": best and [best.epoch, best.section, best.value],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:

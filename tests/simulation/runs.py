@@ -86,6 +86,8 @@ PROCESS_STATE = ProcessState.here()
 PID, HOST, BEGUN, TIMES = 4321, "vm", "8640000", os.times_result((1.0, 1.0, 0.0, 0.0, 1.0))
 VERSIONS = {"argosy": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6", "python": "3.11.7"}
 """What else a driver asks the system and writes into files; fixed, since where a power cut tears a file depends on each byte of it."""
+REPORT = SimpleNamespace(objective="", leader=None, table=list, status="", reason="")
+"""What a search returns; its journal is looked at instead."""
 gc.freeze()  # imported modules are never garbage, and scanning them in every collection takes longer than a run
 
 
@@ -154,7 +156,8 @@ def _play(scenario: Scenario) -> Outcome:
 def _joined(driver: driving.Driver) -> Study:
     """Return the study without members whose command is unanswered: they never joined the run."""
     study, added = driver.run.study, driver.members.addition
-    return replace(study, members=tuple(member for member in study.members if not added(member.name)))
+    joined = tuple(member for member in study.members if not added(member.name))
+    return study if len(joined) == len(study.members) else replace(study, members=joined)
 
 
 def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, disk: Disk, outcome: Outcome) -> None:
@@ -190,10 +193,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
     place = Place(world, script, scenario)
     with mock.patch.object(driving, "Driver", watched):
         if scenario.scheduler:
-            with mock.patch.multiple(api, load_report=mock.DEFAULT, SearchReport=mock.DEFAULT):
-                api.run_search(
-                    _search(scenario), _settings(scenario), directory, store=Store(), launcher=place, view=None
-                )
+            api.run_search(_search(scenario), _settings(scenario), directory, store=Store(), launcher=place, view=None)
         else:
             _train(scenario, directory, place, judges)
     assert not place.workers.there, f"workers are left: {list(place.workers.there)}"
@@ -484,7 +484,7 @@ _read_code = lru_cache(maxsize=1000)(CodeReader().read)
 
 def _written(state: Any, path: Path) -> str:
     text = json.dumps(state).encode()
-    with checkpoint.create_new(path) as file:
+    with path.open("xb", buffering=0) as file:
         file.write(text)
     return hashlib.sha256(text).hexdigest()
 
@@ -553,7 +553,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
         # If the power is not lost, it only matters that files are flushed, not which.
-        *([] if loses_power else [(settled, "_flush", lambda path, flush: flush(-1))]),
+        *([] if loses_power else [(settled, "flush", lambda path, how: how(-1))]),
         (settled, "_libc", SimpleNamespace(syncfs=syncfs)),
         (settled, "_dirty_bytes", int),
         (checkpoint, "_write", _written),
@@ -575,6 +575,8 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (additions.Rehearsal, "start", partial(_Reads, world)),
         *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),
         (Tuner, "show", lambda tuner, directory, store: None),
+        (api, "load_report", lambda *given, **named: REPORT),
+        (api, "SearchReport", SimpleNamespace(of=lambda *given: REPORT)),
         (driving, "pausing_on_signal", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "POLL_SECONDS", 0.02),
@@ -584,6 +586,8 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (choices, "_processor", lambda: "processor"),
         (choices, "choices_folder", lambda: NOWHERE),
         (costs, "cache_folder", lambda: NOWHERE),
+        (costs.ObservedRates, "refresh", lambda rates, profile, member, measured: profile),
+        (costs.ObservedRates, "remember", lambda rates, *seen: None),
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),
     ]

@@ -181,6 +181,8 @@ class Script:
         """Note that a file is about to be flushed, written or renamed, or has been."""
         if self.dead:
             raise Killed
+        if "write" not in self.awaited:
+            return
         fault = self._due("write", before=before)
         self.full |= fault is not None and fault.kind == "full"
         if self.full:

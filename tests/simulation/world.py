@@ -437,6 +437,8 @@ class _Trainer(_Worker):
         return False
 
     def _release(self) -> None:
+        if not self.held:
+            return
         using = [block for block, _ in self.trainer.kept] + [self.trainer.at_hand]
         held, self.held = self.held, []
         for block, feeder, number in held:

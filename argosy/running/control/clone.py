@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from argosy.bindings import rebind
-from argosy.disk.files import flush_folder, make_folder, open_plain, replacing
+from argosy.disk.files import flush, make_folder, open_plain, replacing
 from argosy.errors import RunError, StudyError
 from argosy.errors.spelling import did_you_mean
 from argosy.protocol.events import Checkpoint, Cloned
@@ -111,4 +111,4 @@ def link_checkpoint(directory: Path, cloned: Cloned) -> None:
     except PermissionError:
         with open_plain(source_folder / name) as file, replacing(folder / name, durable=True) as copy:
             shutil.copyfileobj(file, copy)  # a file system without links
-    flush_folder(folder)
+    flush(folder, os.fsync)

@@ -72,12 +72,11 @@ def make_began_anew(names: Sequence[str], study: Study, state: RunState, directo
 
 def set_members_aside(states: Iterable[MemberState], directory: Path) -> None:
     """Move the folders of members that begin anew and have not trained since."""
-    for state in states:
-        folder = directory / "members" / state.name
-        if state.aside is None or state.assigned or not folder.exists() or (directory / state.aside).exists():
-            continue
-        (directory / state.aside).parent.mkdir(exist_ok=True)
-        folder.rename(directory / state.aside)
+    for state in [one for one in states if one.aside is not None and not one.assigned]:
+        folder, aside = directory / "members" / state.name, directory / str(state.aside)
+        if folder.exists() and not aside.exists():
+            aside.parent.mkdir(exist_ok=True)
+            folder.rename(aside)
 
 
 def _free_name(path: Path, old: str = ".old") -> Path:

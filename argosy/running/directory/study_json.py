@@ -39,6 +39,7 @@ NEWCOMERS = "newcomers.jsonl"
 """Members added after ``study.json`` was written: one line for those added together."""
 LINES_DEEP = 3
 """How many levels of dictionaries have a line for each key."""
+ENCODE = json.JSONEncoder().encode
 
 
 class Lengths(TypedDict):
@@ -160,7 +161,7 @@ def _with_newcomers(study_described: dict[str, Any], path: Path) -> dict[str, An
 def write_json(path: Path, value: Any) -> None:
     """Replace a file atomically: after a crash the old or the new content is on disk."""
     with replacing(path, durable=True) as file:
-        file.writelines(part.encode() for part in _format_json(value))
+        file.writelines(map(str.encode, _format_json(value)))
         file.write(b"\n")
 
 
@@ -168,13 +169,16 @@ def _format_json(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield JSON with one line for each key of the outer dictionaries. A subset of a million indices is one line, and the text of many members is
     never in memory as a whole."""
     if not isinstance(value, dict) or not value:
-        yield json.dumps(value)
+        yield ENCODE(value)
         return
-    margin, opening, innermost = "  " * depth, "{", depth + 1 == LINES_DEEP
-    for key, item in value.items():
-        yield f"{opening}\n{margin}  {json.dumps(key)}: {json.dumps(item) if innermost else ''}"
-        yield from () if innermost else _format_json(item, depth + 1)
-        opening = ","
+    margin, opening = "  " * depth, "{"
+    if depth + 1 == LINES_DEEP:
+        yield opening + ",".join([f"\n{margin}  {ENCODE(key)}: {ENCODE(item)}" for key, item in value.items()])
+    else:
+        for key, item in value.items():
+            yield f"{opening}\n{margin}  {ENCODE(key)}: "
+            yield from _format_json(item, depth + 1)
+            opening = ","
     yield f"\n{margin}}}"
 
 

@@ -232,7 +232,7 @@ def link(place: Path, file: str) -> None:
     unfinished = unfinished_name(place)
     # A link cannot be replaced in place; a rename is atomic.
     unfinished.symlink_to(file)
-    unfinished.rename(place)
+    os.rename(unfinished, place)  # noqa: PTH104  # Path's own makes another path of the name
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
