@@ -21,16 +21,17 @@ class Disk:
         self.root, self.chance = root, chance
         self._content: dict[int, bytes] = {}
         """The flushed content of files, by inode."""
-        self._names: dict[Path, dict[str, int | str]] = {}
+        self._names: dict[str, dict[str, int | str]] = {}
         """The flushed names of each folder, with their inodes, or targets of links."""
 
     def flushed(self, descriptor: int) -> None:
         """Note that a file or folder is on the disk."""
-        status, there = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}")
+        status, there = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
         if stat.S_ISDIR(status.st_mode):
-            self._names[there.readlink()] = _names(there)
+            self._names[os.readlink(there)] = _names(there)  # noqa: PTH115  # paths would take most of the time
         else:
-            self._content[status.st_ino] = there.read_bytes()
+            with open(there, "rb", buffering=0) as file:  # noqa: PTH123
+                self._content[status.st_ino] = file.readall()
 
     def all_flushed(self) -> None:
         """Note that everything is on the disk."""
@@ -38,7 +39,7 @@ class Disk:
         self._names.clear()
         for path in (self.root, *self.root.rglob("*")):
             if path.is_dir() and not path.is_symlink():
-                self._names[path] = _names(path)
+                self._names[str(path)] = _names(path)
             elif not path.is_symlink():
                 self._content[path.stat().st_ino] = path.read_bytes()
 
@@ -46,7 +47,7 @@ class Disk:
         """Change the directory to what a loss of power leaves of it, all of which is on the disk."""
         folders = [path for path in self.root.rglob("*") if path.is_dir() and not path.is_symlink()]
         for folder in (self.root, *sorted(folders)):
-            before, now = self._names.get(folder, {}), _names(folder)
+            before, now = self._names.get(str(folder), {}), _names(folder)
             for name in sorted({*before, *now}):
                 if before.get(name) != now.get(name) and not (folder / name).is_dir() and self.chance.random() < 0.5:
                     self._take_back(folder / name, before.get(name))
@@ -72,6 +73,6 @@ class Disk:
             path.write_bytes(self.chance.choice([now, flushed]))
 
 
-def _names(folder: Path) -> dict[str, int | str]:
+def _names(folder: Path | str) -> dict[str, int | str]:
     with os.scandir(folder) as entries:
-        return {e.name: str(Path(e).readlink()) if e.is_symlink() else e.inode() for e in entries}
+        return {e.name: os.readlink(e) if e.is_symlink() else e.inode() for e in entries}  # noqa: PTH115

@@ -256,18 +256,15 @@ class Watched(driving.Driver):
         )
         assert self.outcome.rounds < MOST_ROUNDS, f"too many rounds, in phase {self.run.phase.name}"
         holds(self)
-        for name in self.run.study.names if self.run.begun else ():
-            if self.members.is_asked_to_stop(name):
-                sections = len(self.state.member(name).sections)
-                ends = math.ceil(
-                    self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"]
-                )
-                # The driver sends the command only when its journal is on the disk; with slow flushes, sections end meanwhile.
-                given = self.outcome.scenario
-                section_seconds = min(given.row_ms) / 1e3 * given.length / given.per_epoch
-                flushing = int(2 * given.flush_seconds / section_seconds)
-                most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends + flushing)
-                assert sections <= most, f"{name} was told to stop, but continues"
+        for name in sorted(self.members._told_to_stop):
+            sections = len(self.state.member(name).sections)
+            ends = math.ceil(self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"])
+            # The driver sends the command only when its journal is on the disk; with slow flushes, sections end meanwhile.
+            given = self.outcome.scenario
+            section_seconds = min(given.row_ms) / 1e3 * given.length / given.per_epoch
+            flushing = int(2 * given.flush_seconds / section_seconds)
+            most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends + flushing)
+            assert sections <= most, f"{name} was told to stop, but continues"
 
     def _handle(self, worker: str, message: Any) -> None:
         event = type(message).__name__

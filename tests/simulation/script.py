@@ -96,16 +96,19 @@ class Script:
 
     def said(self, worker: Any, message: Any, *, before: bool) -> None:
         """Note that a worker is about to send a message, or has sent it."""
-        self._to(worker, self._due(f"say {type(message).__name__}", before=before))
+        if fault := self._due(f"say {type(message).__name__}", before=before):
+            self._to(worker, fault)
 
     def obeys(self, worker: Any, command: Any, *, before: bool) -> None:
         """Note that a worker is about to obey a command, or has obeyed it."""
         name = command[0] if isinstance(command, tuple) else type(command).__name__
-        self._to(worker, self._due(f"obey {name}", before=before))
+        if fault := self._due(f"obey {name}", before=before):
+            self._to(worker, fault)
 
     def serves(self, worker: Any) -> None:
         """Note that a trainer is about to look for a block."""
-        self._to(worker, self._due("block", before=True))
+        if fault := self._due("block", before=True):
+            self._to(worker, fault)
 
     def steps(self, worker: Any, live: CountingMember) -> None:
         """Note that a member is about to step."""
@@ -134,12 +137,11 @@ class Script:
         if fault is not None and fault.kind in ("oom", "raise"):
             self.excused.add(member)  # a member that is alone on its device may fail when out of memory
             raise torch.OutOfMemoryError("as the script says") if fault.kind == "oom" else RuntimeError("as it says")
-        self._to(worker, fault)
+        if fault is not None:
+            self._to(worker, fault)
         worker.check()
 
-    def _to(self, worker: Any, fault: Fault | None) -> None:
-        if fault is None:
-            return
+    def _to(self, worker: Any, fault: Fault) -> None:
         workers, under_way = worker.workers, worker.mouth.under_way
         if fault.kind == "hang":
             worker.hung = True
@@ -157,14 +159,13 @@ class Script:
     def round(self, workers: SimulatedWorkers) -> None:
         """Note that the driver begins a round by receiving messages."""
         for at in self.moments:
-            if MOMENTS[at](self.driver):
-                self._happens(workers, self._due(at, before=True))
+            if MOMENTS[at](self.driver) and (fault := self._due(at, before=True)):
+                self._happens(workers, fault)
         for before in (True, False):
-            self._happens(workers, self._due("round", before=before))
+            if fault := self._due("round", before=before):
+                self._happens(workers, fault)
 
-    def _happens(self, workers: SimulatedWorkers, fault: Fault | None) -> None:
-        if fault is None:
-            return
+    def _happens(self, workers: SimulatedWorkers, fault: Fault) -> None:
         if fault.kind in ("driver", "power"):
             self.die(fault)
         elif fault.kind == "driver freezes":

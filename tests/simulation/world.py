@@ -279,7 +279,7 @@ class _Feeder(_Worker):
 
     def _announce(self) -> bool:
         course = self.course
-        if len(self.held) >= SLOTS or not course.assignments or any(n not in self.readers for n in course.assignments):
+        if len(self.held) >= SLOTS or not course.assignments or not self.readers.keys() >= course.assignments.keys():
             return False
         place = course.peek()
         if place is None or not course.may_announce(place):
@@ -442,7 +442,7 @@ class _Trainer(_Worker):
         using = [block for block, _ in self.trainer.kept] + [self.trainer.at_hand]
         held, self.held = self.held, []
         for block, feeder, number in held:
-            if any(block is one for one in using):
+            if block in using:
                 self.held.append((block, feeder, number))
             elif feeder.alive:
                 self.world.later(self.world.random.expovariate(1000.0), partial(feeder.released, number, self))

@@ -121,7 +121,7 @@ class LiveLeg:
     @property
     def members(self) -> list[str]:
         """Members of all its assignments."""
-        return list(dict.fromkeys(name for assignment in self.assignments.values() for name in assignment.members))
+        return list(dict.fromkeys([name for assignment in self.assignments.values() for name in assignment.members]))
 
     @property
     def devices(self) -> list[str]:
@@ -153,7 +153,7 @@ class LiveLeg:
     def at_barrier(self) -> bool:
         """Whether every assignment has reported all credited sections, and all feeders that were asked to hold have answered."""
         return not self.holding_feeders and all(
-            self.assignments[device].section >= self.until for device in self.devices
+            its.section >= self.until for its in self.assignments.values() if its.members
         )
 
     def note_section_end(self, device: str, section: int) -> None:
@@ -223,7 +223,7 @@ class LiveLeg:
     @property
     def certain(self) -> int:
         """The first section in which a member may not continue."""
-        return min((self.free_until[name] for name in self.members), default=self.until)
+        return min([self.free_until[name] for name in self.members], default=self.until)
 
     @property
     def horizon(self) -> int | None:
