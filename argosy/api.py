@@ -28,8 +28,8 @@ from argosy.running.control.costs import Costs
 from argosy.running.control.driver import drive
 from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import make_began_anew, set_run_aside
-from argosy.running.directory.journal import Journal, read_journal, timeline
-from argosy.running.directory.loading import load_report
+from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.loading import load_report, load_timed
 from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher, Workers
@@ -336,8 +336,8 @@ def run_search(
                 drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
             finally:
                 tuner.leave(state)
-        run = load_report(directory, study=tuner.study, compares=False)
-        report = SearchReport.of(run, timeline(directory), tuner.sampling.study)
+        run, timed = load_timed(directory, study=tuner.study, compares=False)
+        report = SearchReport.of(run, timed, tuner.sampling.study)
         watching.run_on_end(run, report.leader)
     return report
 

@@ -3,8 +3,7 @@
 import time
 from pathlib import Path
 
-from argosy.running.directory.journal import timeline
-from argosy.running.directory.loading import load_report
+from argosy.running.directory.loading import load_timed
 from argosy.views.html.page import LIVE_SECONDS
 from argosy.views.html.report import write_news, write_report
 
@@ -16,9 +15,9 @@ SHARE = 0.05
 
 def write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
     """Write the page; return it, and whether it is a live page."""
-    loaded = load_report(directory)
+    loaded, events = load_timed(directory)
     goes_on = live and loaded.status == "running"
-    return write_report(loaded, timeline(directory), live=goes_on), goes_on
+    return write_report(loaded, events, live=goes_on), goes_on
 
 
 def update_page(directory: Path) -> None:
@@ -28,10 +27,10 @@ def update_page(directory: Path) -> None:
         while True:
             time.sleep(max(LIVE_SECONDS, took / SHARE))
             began = time.monotonic()
-            loaded = load_report(directory)
+            loaded, events = load_timed(directory)
             if loaded.status != "running":
                 return
-            write_news(loaded, timeline(directory))
+            write_news(loaded, events)
             took = time.monotonic() - began
     finally:
         write_page(directory, live=False)

@@ -159,10 +159,10 @@ def _print_written(written: dict[str, Any], *, as_json: bool, every: bool) -> No
 
 def load_reports(directory: Path) -> "tuple[Report, SearchReport | None]":
     """Return the report of the run in a directory and, if it is a search, the report of its trials."""
-    from argosy.running.directory.loading import load_report, search_report_of  # `argosy --help` does not wait for them
+    from argosy.running.directory.loading import load_timed, search_report_of  # `argosy --help` does not wait for them
 
-    loaded = load_report(directory)
-    return loaded, search_report_of(loaded)
+    loaded, events = load_timed(directory)
+    return loaded, search_report_of(loaded, events)
 
 
 def _print_results_of(report_of_run: "Report", search: "SearchReport | None", *, as_json: bool, verbose: bool) -> None:

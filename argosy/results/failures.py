@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from argosy.disk.scratch import is_of_a_fit
 from argosy.errors import MemberError, MemberFailed
 from argosy.errors.warned import warn_caller
 from argosy.protocol.events import OUT_OF_TIME
@@ -18,10 +19,10 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
     """Warn of each member that failed or diverged."""
     for row in rows:
         if row.status == "failed":
-            log = row.folder / "log.txt"
-            warn_caller(
-                f"member {row.failure}. See {log}, fix the cause, and train with retry_failed=True.", MemberFailed
-            )
+            fix = f"See {row.folder / 'log.txt'}, fix the cause, and train with retry_failed=True"
+            if is_of_a_fit(row.folder.parents[1]):
+                fix = "Fix the cause, and fit again"
+            warn_caller(f"member {row.failure}. {fix}.", MemberFailed)
         elif row.failed:
             warn_caller(f"member {row.failure}. Lower its learning rate, or clip its gradients.", MemberFailed)
 

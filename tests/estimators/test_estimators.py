@@ -356,6 +356,12 @@ def test_a_member_that_fails_is_left_out() -> None:
     assert found.ensemble_.names == ("mlp",)
 
 
+def test_members_that_all_fail_are_told_with_advice_that_can_be_followed() -> None:
+    with pytest.raises(argosy.errors.MemberError, match=r"shapes cannot be multiplied(.|\n)*fit again\.$") as told:
+        argosy.Classifier(broken, folds=3, random_state=0).fit(X, WORDS)
+    assert "retry" not in str(told.value)
+
+
 def broken(shape: Shape) -> argosy.Member:
     """Return a member whose network takes more inputs than the table has."""
     return argosy.Member("broken", model=partial(nn.Linear, 99, 2), optimizer=partial(AdamW), batch_size=16)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -59,10 +60,15 @@ def run(epochs: int = 1, *, fresh: Any = False, **rest: Any) -> argosy.Report:
     return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1", fresh=fresh)
 
 
-def asked(sql: str) -> querying.Answer:
+def asked(sql: str, *members: argosy.Member) -> querying.Answer:
     """Query a small run."""
-    run()
+    run(**({"members": members} if members else {}))
     return querying.query(RUN, sql)
+
+
+def of_options(**options: int) -> studies.Mlp:
+    """Build a small network."""
+    return studies.Mlp()
 
 
 def loaded(member: argosy.Member) -> None:
@@ -338,6 +344,10 @@ CASES = {
     "a query with too many rows": lambda patch: (
         patch.setattr(querying, "MOST_ROWS", 10),
         asked(f"{ENDLESS} i FROM n"),
+    ),
+    "a query of more columns than SQLite has": lambda: asked(
+        "SELECT 1",
+        studies.member("mlp", model=partial(of_options, **{f"p{number}": number for number in range(2_000)})),
     ),
     "a command without its query": lambda: query(RUN),
     "an unknown part of the guide": lambda: guide("compar"),

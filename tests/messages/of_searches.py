@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.running.directory.loading import load_report, search_report_of
+from argosy.running.directory.loading import load_timed, search_report_of
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -117,7 +117,7 @@ def without_a_samplers_package() -> None:
 def plots_of_a_directory() -> None:
     """Plot a search whose report was loaded without Optuna."""
     tune()
-    found = search_report_of(load_report("runs/search"))
+    found = search_report_of(*load_timed("runs/search"))
     assert found is not None
     found.write_plots("plots.html")
 

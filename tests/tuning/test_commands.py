@@ -16,7 +16,7 @@ from argosy.cli.report import report, status
 from argosy.protocol.events import SectionEnded
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import timeline
-from argosy.running.directory.loading import load_report, search_report_of
+from argosy.running.directory.loading import load_timed, search_report_of
 from argosy.running.launch.launcher import Job
 from argosy.running.search.tuner import Tuner
 from argosy.running.watch.phase import Phase
@@ -81,7 +81,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
     for number, terms in enumerate([{}, {"scheduler": "asha", "warm": False}, {"space": KINDS, "build": wild}]):
         run = tmp_path / str(number)
         found = tune(run, **{"n_trials": 8, "max_epochs": 4, "eta": 2, "objective": "val_accuracy", **terms})
-        alone = search_report_of(load_report(run))
+        alone = search_report_of(*load_timed(run))
         assert alone is not None
         assert alone.table() == found.table()
         assert alone.to_json() == found.to_json()
@@ -92,7 +92,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
 def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
     study = voyages.asked(2, epochs=2)
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
-    assert search_report_of(load_report(tmp_path / "run")) is None
+    assert search_report_of(*load_timed(tmp_path / "run")) is None
     assert "argosy tune" not in commands(status, tmp_path / "run")
     assert "trials" not in commands(status, tmp_path / "run", as_json=True)
 

@@ -19,7 +19,7 @@ from searches import build, stored, tune
 from torch import nn
 
 import argosy
-from argosy.running.directory.loading import load_report, search_report_of
+from argosy.running.directory.loading import load_timed, search_report_of
 from argosy.tuning.thompson import ThompsonSampler
 
 SPACE = {"lr": FloatDistribution(1e-2, 1.0, log=True), "hidden": IntDistribution(1, 32)}
@@ -86,7 +86,7 @@ def test_the_pareto_set_is_that_of_brute_force_and_of_optuna(
         assert {trial.number: trial.values for trial in study.best_trials} == values
         told = {trial.number: [*trial.constraints.values()] for trial in study.trials}
         assert constraints is None or all(told[report.trials[row.name]] == [*row.constraints] for row in report.pareto)
-    read = search_report_of(load_report(tmp_path / "run"))
+    read = search_report_of(*load_timed(tmp_path / "run"))
     assert read is not None
     assert read.to_json() == report.to_json()
     assert read.to_json()["pareto"] == [row.name for row in report.pareto]

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -21,8 +22,9 @@ import argosy
 from argosy.cli import report as reporting_cli
 from argosy.protocol.events import MemberStarted, Recovered, SectionEnded, WorkerLost
 from argosy.results.bands import Band
-from argosy.running.directory import lock
+from argosy.running.directory import journal, lock
 from argosy.running.directory.journal import timeline
+from argosy.running.directory.query import query
 from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark, Span
 from argosy.views.html.devices import devices_of, idle_share
@@ -115,6 +117,28 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
     assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs per sample" in said
     assert "package-0 5,000 J" in said
     assert "members take" in said
+
+
+@pytest.mark.tampers
+def test_a_journal_is_read_once_for_a_page_a_status_or_a_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_two_objectives(tmp_path / "search")
+    of_run, of_search = (tmp_path / name for name in ("run", "search"))
+    written(tmp_path, members=2, epochs=1, faults=0)
+    seen: list[Path] = []
+    read = journal.read_lines
+
+    def counted(path: Path) -> Iterator[bytes]:
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(journal, "read_lines", counted)
+    for directory in (of_run, of_search):
+        reporting_cli.report(directory, html=True)
+        reporting_cli.status(directory)
+        query(directory, "SELECT count(*) FROM events")
+    assert seen == [of_run / "journal.jsonl"] * 3 + [of_search / "journal.jsonl"] * 3
 
 
 @pytest.mark.tampers

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from argosy.disk.scratch import is_of_a_fit
 from argosy.errors import MemberError, WorkerError
 
 __all__ = ["Tolerance"]
@@ -18,13 +19,15 @@ NODE_LOSSES = 3
 FIXED = "Fix the study. Then `argosy run --retry-failed` or argosy.train(retry_failed=True) retries them from where they stopped."
 FIXED_SEARCH = "Fix it. Then fresh=True (--fresh) starts the search over, and the same command continues with the remaining trials."
 
+FIXED_FIT = "Fix the members, and fit again."
+
 
 class Tolerance:
     """Counts failures and losses. A finished section resets the losses, and so does the end of the member that caused them."""
 
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
-        self.advice: str = FIXED_SEARCH if of_search else FIXED
+        self.advice: str = FIXED_SEARCH if of_search else FIXED_FIT if is_of_a_fit(logs.parent) else FIXED
         self._reasons: dict[str, str] = {}
         """Reasons of failures by member, in a search by trial."""
         self._losses = 0

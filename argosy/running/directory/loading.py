@@ -6,23 +6,33 @@ from pathlib import Path
 
 from argosy.disk.files import user_path
 from argosy.errors import RunError
+from argosy.protocol.events import Event
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
 from argosy.results.report import Report
-from argosy.running.directory.journal import read_journal, timeline
+from argosy.running.directory.journal import timeline
 from argosy.running.directory.lock import has_driver
 from argosy.running.directory.study_json import read_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 
-__all__ = ["load_report", "search_report_of"]
+__all__ = ["load_report", "load_timed", "search_report_of"]
+
+Timeline = Sequence[tuple[float, Event]]
+"""Events with seconds of drivers' work before them."""
 
 
 def load_report(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
     """Return the report of a run as `argosy.load` does, read from its directory; if `compares`, check networks against the trained ones."""
+    return load_timed(directory, study=study, compares=compares)[0]
+
+
+def load_timed(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> tuple[Report, Timeline]:
+    """Return what `load_report` returns, and the events that it was made of, with their times as `timeline` yields them."""
     directory = user_path(directory)
     # In this order: a driver that ends meanwhile still counts as working; otherwise its run would seem to be interrupted.
-    working, state = has_driver(directory), RunState.of(read_journal(directory))
+    working, events = has_driver(directory), [*timeline(directory)]
+    state = RunState.of(event for _, event in events)
     summary = read_study(directory)
     if summary is None and study is not None:
         # The run ended before its data was open.
@@ -38,12 +48,12 @@ def load_report(directory: str | Path, *, study: Study | None = None, compares: 
     networks = partial(
         _networks, study, state, directory, _changed(study, directory) if study is not None and compares else {}
     )
-    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
+    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working), events
 
 
-def search_report_of(report: Report) -> SearchReport | None:
-    """Return the report of a search, from its members' report and without Optuna's study; None if it is no search."""
-    return SearchReport.of(report, timeline(report.directory), None) if report.is_search else None
+def search_report_of(report: Report, events: Timeline) -> SearchReport | None:
+    """Return the report of a search, from what `load_timed` returns and without Optuna's study; None if it is no search."""
+    return SearchReport.of(report, events, None) if report.is_search else None
 
 
 def _changed(study: Study, directory: Path) -> dict[str, list[str]]:

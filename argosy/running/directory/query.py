@@ -12,10 +12,10 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.errors.wording import escape_unprintable
+from argosy.protocol.events import Event
 from argosy.results.report import Report
-from argosy.running.directory.journal import timeline
 from argosy.running.directory.lines import to_line
-from argosy.running.directory.loading import load_report
+from argosy.running.directory.loading import load_timed
 
 __all__ = ["Answer", "columns_of", "query"]
 
@@ -61,9 +61,9 @@ def columns_of(directory: Path) -> dict[str, list[str]]:
 
 
 def _open_database(directory: Path) -> sqlite3.Connection:
-    report = load_report(directory)
+    report, events = load_timed(directory)
     database = sqlite3.connect(":memory:")
-    for table, rows in zip(TABLES, (report.table(), [*_sections(report)], [*_events(directory)]), strict=True):
+    for table, rows in zip(TABLES, (report.table(), [*_sections(report)], [*_events(events)]), strict=True):
         _fill(database, table, rows)
     database.execute("SELECT * FROM json_each('[]')")  # its first use creates tables, which would be refused later
     return database
@@ -117,8 +117,8 @@ def _sections(report: Report) -> Iterable[dict[str, Any]]:
             yield {**row.identity, **at, **cost, "best": ended.best, **ended.metrics}
 
 
-def _events(directory: Path) -> Iterable[dict[str, Any]]:
-    for seconds, event in timeline(directory):
+def _events(events: Iterable[tuple[float, Event]]) -> Iterable[dict[str, Any]]:
+    for seconds, event in events:
         line = to_line(event)
         yield {"at": seconds, "event": line.pop("event"), "member": line.get("member"), "facts": line}
 
@@ -129,6 +129,11 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
     for name in (name for row in rows for name in row):
         columns.setdefault(name.casefold(), name)
     names = [*columns.values()] or ["member"]
+    if len(names) > (most := database.getlimit(sqlite3.SQLITE_LIMIT_COLUMN)):
+        raise RunError(
+            f"the table {table} has {len(names):,} columns, one for each metric and hyper-parameter, and a query can read {most:,}. "
+            "`argosy report DIR --csv FILE` writes all metrics, and --json all of the report."
+        )
     quoted = ", ".join('"{}"'.format(escape_unprintable(name).replace('"', '""')) for name in names)
     database.execute(f"CREATE TABLE {table} ({quoted})")
     values = ", ".join("?" * len(names))

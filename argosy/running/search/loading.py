@@ -8,7 +8,7 @@ from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.report import Report
 from argosy.running.directory import loading
-from argosy.running.directory.journal import read_journal, timeline
+from argosy.running.directory.journal import read_journal
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search
@@ -35,5 +35,5 @@ def load(directory: str | Path, *, study: Study | Search | None = None) -> Repor
     events = read_journal(directory)
     tuner = Tuner.of(study, events)
     tuner.replay(events, RunState.of(events))
-    report = loading.load_report(directory, study=tuner.study)
-    return SearchReport.of(report, timeline(directory), tuner.sampling.study)
+    report, timed = loading.load_timed(directory, study=tuner.study)
+    return SearchReport.of(report, timed, tuner.sampling.study)
