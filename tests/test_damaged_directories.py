@@ -19,7 +19,7 @@ from argosy.protocol.events import Event
 from argosy.running.directory import loading
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
-from argosy.running.directory.journal import read_journal
+from argosy.running.directory.journal import timeline
 from argosy.running.directory.lock import Lock
 
 
@@ -184,18 +184,18 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
 
 
 def test_a_run_that_ends_while_it_is_read_was_not_interrupted(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events, looks = read_journal(whole), list[Path]()
+    events, looks = [*timeline(whole)], list[Path]()
 
     def has_driver(directory: Path) -> bool:
         looks.append(directory)
         return len(looks) == 1
 
-    def read(directory: Path) -> list[Event]:
+    def read(directory: Path) -> list[tuple[float, Event]]:
         looks.append(directory)
         return events[:-1] if len(looks) == 1 else events
 
     monkeypatch.setattr(loading, "has_driver", has_driver)
-    monkeypatch.setattr(loading, "read_journal", read)
+    monkeypatch.setattr(loading, "timeline", read)
     assert argosy.load(whole).status == "running"
     assert argosy.load(whole).status == "done"
 

@@ -1,7 +1,9 @@
 """Tests of folds and bootstraps: how they divide samples, that they share one stream, and what they predict for held-out samples."""
 
 import itertools
+import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from argosy.results.bands import Band
 from argosy.results.fold import RunState
 from argosy.results.intervals import Interval, t_quantile
 from argosy.results.repetitions import Repetitions
+from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import read_journal
-from argosy.running.directory.study_json import describe
+from argosy.running.directory.study_json import describe, ranges_of
 from argosy.stream.opening import open_sources
 from argosy.study import Repetition
 
@@ -52,12 +55,31 @@ def test_every_sample_is_held_out_once(folds: int, samples: int, seed: int) -> N
     [argosy.kfold(studies.member("a"), 4, samples=4000), argosy.bootstrap(studies.member("a"), 4, samples=4000)],
     ids=["folds", "bootstraps"],
 )
-def test_millions_of_indices_are_there_once_for_all_members_and_their_description(members: list[argosy.Member]) -> None:
-    described = [describe(member, None) for member in members]
+def test_millions_of_indices_are_there_once_for_all_members_and_described_as_ranges(
+    members: list[argosy.Member],
+) -> None:
     every = [[*member.subset, *member.val_subset] for member in members]
-    told = [[*one["subset"], *one["val_subset"]] for one in described]
-    assert told == every
-    assert len({id(index) for index in itertools.chain(*every, *told)}) == 4000
+    assert len({id(index) for index in itertools.chain(*every)}) == 4000
+    for member in members:
+        described = describe(member, None)
+        for field in ("subset", "val_subset"):
+            indices, text = getattr(member, field), described[field]
+            assert [*itertools.chain(*ranges_of(text))] == indices
+            assert describe(replace(member, **{field: torch.tensor(indices)}), None)[field] == text
+            assert len(text) <= len(json.dumps(indices))
+
+
+def test_folds_in_an_earlier_study_json_are_read_as_lists(tmp_path: Path) -> None:
+    fleet = argosy.kfold(studies.member("a"), 2, samples=40)
+    study = studies.study(40, val=40, fleet=fleet, epochs=1)
+    argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
+    path = tmp_path / "study.json"
+    now = json.loads(path.read_text())
+    for member in fleet:
+        now["members"][member.name].update(subset=member.subset, val_subset=member.val_subset)
+    path.write_text(json.dumps(now))
+    assert argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True).status == "done"
+    assert audit(tmp_path) == []
 
 
 @given(st.integers(2, 5), st.lists(st.integers(5, 12), min_size=1, max_size=6))

@@ -23,6 +23,7 @@ from torch import Tensor
 import argosy
 from argosy.errors import RunError
 from argosy.tracking import make_trackers
+from argosy.tracking.tensorboard import TensorBoard
 from argosy.views import trackers
 from argosy.views.trackers import TrackerFeed
 
@@ -269,6 +270,22 @@ def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> 
             (steps, pytest.approx(metrics["val_loss"])) for _, _, metrics, _, _, steps, _ in row["epochs"]
         ]
         assert "_hparams_/session_start_info" in found.summary_metadata
+
+
+def test_tensorboard_needs_no_thread_and_no_open_file_for_each_member(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    given = TensorBoard()
+    given.open(tmp_path, "x")
+
+    def used() -> tuple[int, int]:
+        return threading.active_count(), len([*Path("/proc/self/fd").iterdir()])
+
+    def began(number: int) -> tuple[int, int]:
+        given.begin(f"{number}", {"lr": 0.1})
+        given.log(f"{number}", 4, {"val_loss": 0.5})
+        return used()
+
+    assert len({began(number) for number in range(20)}) == 1
 
 
 ODD = 'it\'s a run [x]%20 #1 ?a&b "q" `é`'

@@ -1,18 +1,24 @@
 """TensorBoard: a folder for each member in ``tensorboard/`` of the run; look with ``tensorboard --logdir runs``."""
 
+import os
+import socket
+import time
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from argosy.disk.files import open_append
 
 __all__ = ["TensorBoard"]
 
 
 class TensorBoard:
-    """A `Tracker` that writes TensorBoard's files."""
+    """A `Tracker` that writes TensorBoard's files, open only while it writes: torch's writers each have a thread and an open file."""
 
     def __init__(self) -> None:
         self._folder = Path()
-        self._writers: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
         self._hyperparameters: dict[str, Mapping[str, Any]] = {}
         """Hyper-parameters of members that have no figures so far."""
 
@@ -21,26 +27,35 @@ class TensorBoard:
         self._folder = directory / "tensorboard"
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
-        """Create the member's writer."""
-        from torch.utils.tensorboard import SummaryWriter  # imports tensorboard
-
-        self._writers[member] = SummaryWriter(str(self._folder / member))
-        self._hyperparameters[member] = hyperparameters
+        """Create the member's file."""
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._files[member], self._hyperparameters[member] = self._folder / member / name, hyperparameters
+        self._files[member].parent.mkdir(parents=True, exist_ok=True)
+        self._append(member, {"file_version": "brain.Event:2"})
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """Write the figures, and with the first ones the hyper-parameters."""
-        from torch.utils.tensorboard.summary import hparams  # as above
+        from torch.utils.tensorboard import summary  # imports tensorboard
 
-        writer = self._writers[member]
-        if member in self._hyperparameters:
-            # The summary of hyper-parameters has to name the figures shown beside them.
-            make_summaries: Any = hparams
-            for summary in make_summaries(dict(self._hyperparameters.pop(member)), dict(figures)):
-                writer.file_writer.add_summary(summary)
-        for name, value in figures.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        make: Any = summary  # without types
+        # The summary of hyper-parameters has to name the figures shown beside them.
+        first = self._hyperparameters.pop(member, None)
+        summaries = () if first is None else make.hparams(dict(first), dict(figures))
+        scalars = (make.scalar(name, value) for name, value in figures.items())
+        self._append(
+            member, *({"summary": one} for one in summaries), *({"summary": one, "step": step} for one in scalars)
+        )
 
     def end(self, member: str, status: str) -> None:
-        """Close the member's writer."""
-        self._writers.pop(member).close()
+        """Forget the member's file."""
+        self._files.pop(member)
+
+    def _append(self, member: str, *events: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # as above
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        records = BytesIO()
+        for fields in events:
+            RecordWriter(records).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        with open_append(self._files[member]) as file:
+            file.write(records.getvalue())

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from argosy.errors import RunError
 from argosy.protocol.events import SectionEnded
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
-from argosy.running.directory.study_json import read_study
+from argosy.running.directory.study_json import ranges_of, read_study
 from argosy.stream.order import Digest, Indices, Selection, split_order, used_elements, window_elements
 from argosy.stream.schedule import section_stop
 
@@ -86,9 +86,9 @@ class _Auditor:
         """Return what is wrong with the digest of one split of a section; None if it is that of its samples."""
         length: int = self._summary["lengths"].get(split, 0)
         subset = described["subset" if split == "train" else "val_subset"]
-        if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
+        selection = _selection(subset, length)
+        if selection is None or ended.stream_epoch >= EPOCHS:
             return f"samples beyond the study's {length}, or an impossible stream epoch ({ended.stream_epoch})"
-        selection = Selection.of(subset, length)
         order = cache(partial(split_order, self._summary["seed"], split, ended.stream_epoch, length, self._shards))
         elements = selection.length
         if split == "train":
@@ -104,6 +104,15 @@ class _Auditor:
         if tuple(words) == expected:
             return None
         return f"digest {tuple(words)}, but the order of stream epoch {ended.stream_epoch} gives {tuple(expected)}"
+
+
+@lru_cache(maxsize=2)  # a member's sections are compared in turn, on two splits
+def _selection(subset: str | None, length: int) -> Selection | None:
+    """Return the samples of a subset as ``study.json`` has it; None if some are beyond the study's."""
+    ranges = ranges_of(subset)
+    if ranges and max(run.stop for run in ranges) > length:
+        return None
+    return Selection.of(None if ranges is None else [*itertools.chain(*ranges)], length)
 
 
 def _elements(
