@@ -10,7 +10,7 @@ from typing import Any
 import late
 import packs
 import pytest
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
@@ -160,19 +160,22 @@ def test_a_round_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pyte
     assert made == [(8, 16), (1, 2)]
 
 
-def test_a_round_on_copies_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_on_copies_of_slow_steps_has_one_of_them_and_of_members_that_are_alike_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    lives, note, noted = [rounding(tmp_path, name).live for name in "abc"], FusionGroup.note, list[int]()
+    few: Any = {"schedule": partial(OneCycleLR, max_lr=0.1, total_steps=4), "schedule_per": "step"}
+    lives, note, noted = [rounding(tmp_path, name, **few).live for name in "abc"], FusionGroup.note, list[int]()
 
     def noting(group: FusionGroup, seconds: float, samples: int) -> None:
         noted.append(samples)
         note(group, seconds, samples)
 
     monkeypatch.setattr(FusionGroup, "note", noting)
-    for seconds, steps in ((60.0, 8), (0.0, 1)):
+    for seconds, alike, samples in ((60.0, True, {3 * 8 * 2}), (0.0, False, {3 * 2}), (0.0, True, {2, 3 * 2})):
         monkeypatch.setattr(rehearsal, "ROUND_SECONDS", seconds)
-        rehearsal.rehearse(FusionGroup(), lives, block)
-        assert {*noted} == {3 * steps * 2}
+        rehearsal.rehearse(FusionGroup(alike=alike), lives, block)
+        assert {*noted} == samples
         noted.clear()
 
 

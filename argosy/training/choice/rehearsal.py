@@ -51,21 +51,27 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].member.batch_size, have_own_batches(lives)[0]
     shown = fill_block(block, STEPS * length + own)
-    copies: list[LiveMember] = []
+    copies = [live.trial() for live in lives]
+    for copied in copies:
+        copied.schedule = None  # one that steps with each batch may have fewer steps than are measured
     programs: list[Program[Any]] = []
     while True:
         wanted = group.next(count)
         if wanted != group.now:
             group.switch_to(wanted)
+            for program in programs:
+                program.release()
             programs = []
         if not group.needs_measuring(count):
             return
         if not programs:
-            copies = [live.trial() for live in lives]
             programs = [make_program(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
         restart_cutters(copies, shown, length, apart=own)
-        started = time.perf_counter()
-        samples = sum(_run_round(program, shown) for program in programs)
+        started, samples = time.perf_counter(), 0
+        for program in programs:
+            samples += _run_round(program, shown)
+            if group.alike and time.perf_counter() > started + ROUND_SECONDS:
+                break  # of thousands of members one after another, the first ones show what all cost
         group.note(time.perf_counter() - started, samples)
 
 
