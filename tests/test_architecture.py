@@ -67,6 +67,7 @@ OPTIONAL = {
     "highspy",
     "optuna",
     "sqlalchemy",
+    "tensorboard",
     "ray",
     "lightning",
     "mlflow",
