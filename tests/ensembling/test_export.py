@@ -14,13 +14,14 @@ import pytest
 import studies
 import texts
 import torch
+from disks import fill_up
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import argosy
 from argosy import data
 from argosy.ensembling.ensemble import Ensemble
-from argosy.errors import RunError
+from argosy.errors import DiskError, RunError
 
 X = torch.from_numpy(np.random.RandomState(0).rand(60, 12)).float()
 Y = torch.arange(60) % 10
@@ -114,6 +115,14 @@ def test_weights_are_those_of_the_run_and_the_configuration_says_what_they_are(
     assert about["samples"] == {"train": 60, "val": 30}
     assert about["figures"] == report.member("two").metrics
     assert about["inputs"] == [{"name": "inputs", "dtype": "float32", "shape": ["batch", 12]}]
+
+
+def test_a_full_disk_is_told_of(small_disk: Path, report: argosy.Report) -> None:
+    pytest.importorskip("safetensors", reason="the extra export")
+    (small_disk / "x").mkdir()
+    fill_up(small_disk)
+    with pytest.raises(DiskError, match=r"x/model.safetensors: .*No space left.*Free disk space there"):
+        report.export(small_disk / "x")
 
 
 def test_a_member_of_some_samples_says_how_many_these_were(tmp_path: Path) -> None:

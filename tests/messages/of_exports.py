@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,21 @@ def beside_another() -> None:
     report().export("out")
 
 
+def without_room(patch: pytest.MonkeyPatch) -> None:
+    """Export to a full disk."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    found, ours = report(), "argosy.export.safetensors"
+    patch.setattr("importlib.util.find_spec", lambda name: object())
+    patch.setitem(sys.modules, "safetensors", SimpleNamespace(SafetensorError=BlockingIOError))
+    patch.setitem(sys.modules, "safetensors.torch", SimpleNamespace(save_model=refused))
+    patch.setitem(sys.modules, ours, ModuleType(ours))
+    del sys.modules[ours]  # it is imported again, and forgotten afterwards
+    found.export("out")
+
+
 def unknown_to_onnx(patch: pytest.MonkeyPatch) -> None:
     """Export an operator that ONNX does not have."""
 
@@ -77,6 +93,7 @@ CASES = {
         "out", format="torch-export", push_to_hub="us/mlp"
     ),
     "an export to the Hub without its package": without_hub,
+    "an export to a full disk": without_room,
     "an export of code in a format that holds only weights": weights_that_prepare,
     "an export to the path of a file": over_a_file,
     "an export to the folder of another export": beside_another,
