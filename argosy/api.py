@@ -21,7 +21,7 @@ from argosy.errors.system import explain_refusals
 from argosy.planning.forecast import Forecast, forecast
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
-from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
+from argosy.results.failures import raise_failures, warn_of_failures, warn_of_interrupts, warn_of_trials
 from argosy.results.fold import RunState
 from argosy.results.report import Report
 from argosy.running.control.costs import Costs
@@ -147,8 +147,13 @@ def _script() -> str:
 
 
 def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:
-    """Print the report if a script is running; interactive interpreters and notebooks display the return value themselves."""
-    if not quiet and hasattr(sys.modules["__main__"], "__file__"):
+    """Print the report if a script is running, and if nothing is to be printed warn of an interrupt.
+
+    Interactive interpreters and notebooks display the return value themselves.
+    """
+    if quiet:
+        warn_of_interrupts(report if isinstance(report, Report) else report.run)
+    elif hasattr(sys.modules["__main__"], "__file__"):
         with contextlib.suppress(DiskError):  # a full disk under the log must not lose the return value
             print_output(f"{report}")
 

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,26 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
     assert "'wild' diverged: its training loss is not a number after " in shown
     argosy.load(tmp_path)  # must not warn, because whoever loads a report reads it
+
+
+def interrupting(batch: Any) -> Any:
+    """Interrupt the run as a person would, from within `Member.augment`."""
+    signal.raise_signal(signal.SIGUSR1)
+    return batch
+
+
+def test_a_quiet_run_that_a_signal_pauses_warns_since_its_report_is_not_printed(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with pytest.warns(
+            UserWarning, match=r"the run in .*run is paused: SIGUSR1; the same command resumes the run\.$"
+        ):
+            report = train(tmp_path / "run", [studies.member(augment=interrupting)], epochs=99, quiet=True)
+        loud = train(tmp_path / "other", [studies.member(augment=interrupting)], epochs=99)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert report.status == loud.status == "paused"
+    assert train(tmp_path / "late", [studies.member()], epochs=9999, quiet=True, time_limit=0.01).status == "paused"
 
 
 def test_failures_are_raised_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from argosy.protocol.events import OUT_OF_TIME
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
 
-__all__ = ["raise_failures", "raise_interrupts", "warn_of_failures", "warn_of_trials"]
+__all__ = ["raise_failures", "raise_interrupts", "warn_of_failures", "warn_of_interrupts", "warn_of_trials"]
 
 MOST_NAMED = 10
 """Largest number of failed members that an error names."""
@@ -50,7 +50,18 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
         )
 
 
+def warn_of_interrupts(report: Report) -> None:
+    """Warn if a signal or a command paused the run, whose report nothing else shows: the caller's code goes on with members as they are."""
+    if _is_interrupted(report) and not is_of_a_fit(report.directory):
+        warn_caller(f"the run in {report.directory} is paused: {report.reason}.")
+
+
 def raise_interrupts(report: Report) -> None:
-    """Raise KeyboardInterrupt if a signal or a command paused the run; a run that reached its time limit ended as requested."""
-    if report.status == "paused" and not report.reason.startswith(OUT_OF_TIME):
+    """Raise KeyboardInterrupt if a signal or a command paused the run."""
+    if _is_interrupted(report):
         raise KeyboardInterrupt(report.reason)
+
+
+def _is_interrupted(report: Report) -> bool:
+    """Return whether a signal or a command paused the run; one that reached its time limit ended as requested."""
+    return report.status == "paused" and not report.reason.startswith(OUT_OF_TIME)
