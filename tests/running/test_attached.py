@@ -47,6 +47,7 @@ def at_work(folder: Path) -> Iterator[tuple[AttachedRun, Path]]:
     assert reports, "the call did not return"
 
 
+@pytest.mark.filterwarnings("ignore:the run in .* is paused. by command")
 def test_a_run_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path: Path) -> None:
     with at_work(tmp_path) as (run, _):
         assert run.stop() == ["every member is saved, and the run ends; the same command resumes the run"]
