@@ -19,6 +19,8 @@ from argosy.errors import RefusedError, RunError, StudyError
 from argosy.running.directory.attached import AttachedRun
 from argosy.running.directory.audit import audit
 
+pytestmark = pytest.mark.filterwarnings("ignore:the run in .* is paused. by command")
+
 
 def study(there: Path | None = None) -> argosy.Study:
     """Return a study of two members that train slowly until a file exists."""
@@ -47,7 +49,6 @@ def at_work(folder: Path) -> Iterator[tuple[AttachedRun, Path]]:
     assert reports, "the call did not return"
 
 
-@pytest.mark.filterwarnings("ignore:the run in .* is paused. by command")
 def test_a_run_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path: Path) -> None:
     with at_work(tmp_path) as (run, _):
         assert run.stop() == ["every member is saved, and the run ends; the same command resumes the run"]
