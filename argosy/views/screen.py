@@ -193,10 +193,20 @@ def _epochs_left(
 def _seconds_by_plan(
     state: RunState, news: News, left: Mapping[str, float], to_come: float, now: float
 ) -> float | None:
-    """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan, and before the first samples."""
-    if state.started is None:
+    """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan, and before the first samples.
+
+    After members have joined others, of whom alone the plan tells, their rates count.
+    """
+    if state.started is None or not news.flotillas:
         return None
     epochs_per_second, longest, length = 0.0, 0.0, state.started.lengths["train"]
+    planned = {name for flotilla in news.flotillas for name in flotilla.members}
+    training = [name for name in left if name in state.members and state.members[name].status == "training"]
+    if not planned.issuperset(training):
+        paces = {name: news.rate(name, now) / length for name in training}
+        if not all(paces.values()):
+            return None
+        return max(to_come / sum(paces.values()), *(left[name] / pace for name, pace in paces.items()))
     rates: list[float] = []
     for flotilla in news.flotillas:
         live = [name for name in flotilla.members if name in left]

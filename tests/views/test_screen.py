@@ -160,6 +160,28 @@ def test_before_a_section_has_ended_the_time_left_follows_from_the_rates() -> No
     assert seen(study, begun, more=told, now=20.0).seconds_left == pytest.approx((10 * 170 - 27) / 1.7)
 
 
+def test_after_members_have_joined_those_of_the_plan_the_time_left_follows_from_all_rates() -> None:
+    study = voyages.asked(8, epochs=10)
+    *planned, late = study.names
+    of_planned = Plan(policy="balanced", flotillas=(voyages.flotilla(planned),), waiting=())
+    told = [
+        (at, PlanMade(plan=of_planned.to_json()) if isinstance(event, PlanMade) else event)
+        for at, event in voyages.scheduler(study, epochs=1, end=False)
+    ]
+    more = [
+        (
+            at,
+            "",
+            Progress(
+                samples=dict.fromkeys(planned, samples) | {late: 170 + (samples - 170) // 10}, losses={}, gauge={}
+            ),
+        )
+        for at, samples in ((10.0, 170), (20.0, 180))
+    ]
+    assert seen(study, told, more=more, now=20.0).seconds_left == pytest.approx((9 * 170 - 1) / 0.1)
+    assert seen(study, told, now=20.0).seconds_left == pytest.approx(20.0 / 8 * 72)
+
+
 def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
     study = voyages.asked(8, epochs=10)
     timeline = [
