@@ -92,6 +92,8 @@ class Measured(Message):
     """Why it may not be split over devices; empty if it may, or if this was not asked."""
     notes: tuple[str, ...]
     """What is unusual about the member, as worded by `argosy.training.choice.measure`."""
+    if_divided: str = ""
+    """What else is unusual about it if its batches are divided into micro-batches after this."""
 
 
 class TimeSums(Message):

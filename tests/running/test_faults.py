@@ -283,13 +283,23 @@ class Staged(nn.Module):
         return self.inner(x)
 
 
-def staged(directory: Path, scene: Scene) -> dict[str, Any]:
+def staged(directory: Path, scene: Scene, **rest: Any) -> dict[str, Any]:
     """Train a member in a scene and return its results and the numbers of micro-batches its steps were divided into."""
     SCENE.set(scene)
-    fleet = [studies.member(batch_size=40, model=Staged, augment=act)]
+    fleet = [studies.member(batch_size=40, model=Staged, augment=act, **rest)]
     argosy.train(studies.study(160, fleet=fleet, epochs=4), directory=directory, launcher="inline")
     divided = [line["accumulate"] for line in evidence.event_lines(directory, "Divided")]
     return {"divided": divided, **evidence.results_of(directory, "mlp")}
+
+
+@pytest.mark.parametrize("weights", [None, torch.arange(1.0, 11.0)], ids=["a mean", "no mean"])
+def test_it_is_noted_that_micro_batches_change_a_loss_that_is_no_mean(tmp_path: Path, weights: Any) -> None:
+    scene, loss = Scene(shrinks_at=14), nn.CrossEntropyLoss(weight=weights)
+    assert staged(tmp_path, scene, loss=loss, eval_batch_size=41)["divided"] == [2, 4]
+    said = [
+        str(line["notes"]).count("micro-batches do not add") for line in evidence.event_lines(tmp_path, "MemberStarted")
+    ]
+    assert said == ([0, 0, 0] if weights is None else [0, 1, 1])
 
 
 @pytest.mark.parametrize("killed_at", [18, 20, 23])

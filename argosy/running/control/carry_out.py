@@ -369,6 +369,7 @@ class CarryOut(DriverPart):
     def set_micro_batches(self, member: str, parts: int) -> None:
         """Split a member's batches into this many micro-batches from now on."""
         self.record(Divided(member=member, accumulate=parts))
+        self.cost_table.note_divided(member)
 
     def record_recovery(self, trainer: str, lost: Sequence[str], way: RecoveryWay, costs: Mapping[str, float]) -> None:
         """Journal how the members of a lost trainer continue."""

@@ -275,6 +275,12 @@ class CostTable:
         )
         return replace(self.observed.refresh(profile, member, measured), alike=fusion_digest(member, measured))
 
+    def note_divided(self, member: str) -> None:
+        """Note that the batches of a member will be divided, about which it may have been measured to be unusual."""
+        measured = self.measured.get(member)
+        if measured is not None and measured.if_divided not in ("", *measured.notes):
+            self.measured[member] = replace(measured, notes=(*measured.notes, measured.if_divided))
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on unusual members."""

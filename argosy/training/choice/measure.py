@@ -121,6 +121,7 @@ def measure_steps(
         whole=whole,
         batch_norm=any(lone) if lone else has_batch_norm(live.model),
         notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, unsaved=unsaved)),
+        if_divided=PARTED if coupled and live.member.validate is None else "",  # its own validation has another loss
     )
 
 
@@ -138,7 +139,7 @@ def _notes(
         yield LATE
     if coupled and apart:
         yield COUPLED
-    if coupled and live.member.accumulate > 1 and live.member.validate is None:  # its own validation has another loss
+    if coupled and live.member.accumulate > 1 and live.member.validate is None:  # as above
         yield PARTED
     yield from unsaved
     for what, part in called_objects(live.member).items():
