@@ -59,7 +59,7 @@ def warn_of_interrupts(report: Report) -> None:
 def raise_interrupts(report: Report) -> None:
     """Raise KeyboardInterrupt if a signal or a command paused the run."""
     if _is_interrupted(report):
-        raise KeyboardInterrupt(report.reason)
+        raise KeyboardInterrupt(report.reason.partition(";")[0] if is_of_a_fit(report.directory) else report.reason)
 
 
 def _is_interrupted(report: Report) -> bool:

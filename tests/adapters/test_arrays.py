@@ -58,6 +58,7 @@ def test_numbers_are_predicted_without_a_directory_and_without_validation(tmp_pa
     fitted = argosy.fit(X, wanted, regression, launcher="inline", devices="cpu:1", validation=0.0)
     assert np.abs(fitted.predict(X) - wanted).max() < 0.5
     assert not fitted.report.directory.exists()
+    assert f"Best: {fitted.report.best().name}" in str(fitted.report) and "argosy-fit" not in str(fitted.report)
     with pytest.raises(StudyError, match="needs classes"):
         fitted.predict_proba(X)
 
@@ -75,7 +76,7 @@ def interrupting(batch: Any) -> Any:
 def test_a_signal_ends_a_fit_which_returns_no_network_that_has_trained_for_less(estimator: bool) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        with pytest.raises(KeyboardInterrupt, match="SIGUSR1"):
+        with pytest.raises(KeyboardInterrupt, match=r"SIGUSR1$"):
             if estimator:
                 argosy.Classifier(member(augment=interrupting), folds=2).fit(X, WORDS)
             else:
