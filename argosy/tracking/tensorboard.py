@@ -4,7 +4,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +30,27 @@ class TensorBoard:
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._files[member], self._hyperparameters[member] = self._folder / member / name, hyperparameters
         self._files[member].parent.mkdir(parents=True, exist_ok=True)
-        self._append(member, {"file_version": "brain.Event:2"})
+        self._append(member, file_version="brain.Event:2")
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """Write the figures, and with the first ones the hyper-parameters."""
         from torch.utils.tensorboard import summary  # imports tensorboard
 
         make: Any = summary  # without types
-        # The summary of hyper-parameters has to name the figures shown beside them.
-        first = self._hyperparameters.pop(member, None)
-        summaries = () if first is None else make.hparams(dict(first), dict(figures))
-        scalars = (make.scalar(name, value) for name, value in figures.items())
-        self._append(
-            member, *({"summary": one} for one in summaries), *({"summary": one, "step": step} for one in scalars)
-        )
+        if member in self._hyperparameters:
+            # The summary of hyper-parameters has to name the figures shown beside them.
+            for one in make.hparams(dict(self._hyperparameters.pop(member)), dict(figures)):
+                self._append(member, summary=one)
+        for name, value in figures.items():
+            self._append(member, summary=make.scalar(name, value), step=step)
 
     def end(self, member: str, status: str) -> None:
         """Forget the member's file."""
         self._files.pop(member)
 
-    def _append(self, member: str, *events: Mapping[str, Any]) -> None:
+    def _append(self, member: str, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event  # as above
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        records = BytesIO()
-        for fields in events:
-            RecordWriter(records).write(Event(wall_time=time.time(), **fields).SerializeToString())
         with open_append(self._files[member]) as file:
-            file.write(records.getvalue())
+            RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())

@@ -197,11 +197,11 @@ def _seconds_by_plan(
 
     After members have joined others, of whom alone the plan tells, their rates count.
     """
-    if state.started is None or not news.flotillas:
+    if state.started is None:
         return None
     epochs_per_second, longest, length = 0.0, 0.0, state.started.lengths["train"]
     planned = {name for flotilla in news.flotillas for name in flotilla.members}
-    training = [name for name in left if name in state.members and state.members[name].status == "training"]
+    training = [name for name, member in state.members.items() if name in left and member.status == "training"]
     if not planned.issuperset(training):
         paces = {name: news.rate(name, now) / length for name in training}
         if not all(paces.values()):

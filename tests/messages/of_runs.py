@@ -205,14 +205,6 @@ def other_lengths() -> None:
     audit(RUN)
 
 
-def other_subset() -> None:
-    """Change a subset in study.json."""
-    run(members=[studies.member("mlp", subset=range(20))])
-    path = RUN / "study.json"
-    path.write_text(path.read_text().replace("0-19", "0-x"))
-    audit(RUN)
-
-
 def unreadable_study() -> None:
     """Read a study.json that is a folder."""
     (journaled() / "study.json").mkdir()
@@ -404,7 +396,6 @@ CASES = {
     ),
     "a journal without line breaks": long_line,
     "a journal whose sample counts differ from study.json": other_lengths,
-    "a subset in study.json that was changed": other_subset,
     "a study.json that cannot be read": unreadable_study,
     "a file system without locks": without_locks,
     "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),

@@ -286,8 +286,7 @@ def _format_members(names: Collection[str]) -> str:
 
 def _format_value(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else repr(value)
-    count = f" ({len(value)} in all)" if isinstance(value, list) else ""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…{count}"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _bare_name(spelled: str | None) -> str | None:

@@ -265,7 +265,6 @@ class ProgramChoice:
         while fusion_group.is_undecided(len(lives)):
             with (
                 self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True),
-                hide_step_warning(),
                 attempt(lambda error: self._check_device(f"a program of copies raised: {error!r}")) as tried,
             ):
                 rehearse(fusion_group, lives, block)
