@@ -4,12 +4,11 @@ import itertools
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from argosy.disk.files import user_path
-from argosy.disk.scratch import is_of_a_fit
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import did_you_mean, format_names, known_names
@@ -430,7 +429,7 @@ class Report:
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {format_duration(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
-        ending = Ending(
+        return Ending(
             best=(*self._best(), *self._last_ensemble()),
             failures=(*skipped, *(row.failure for row in self.rows if row.failed)),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
@@ -444,10 +443,6 @@ class Report:
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
         )
-        if not is_of_a_fit(self.directory):
-            return ending
-        best = tuple(line for line in ending.best if not line.startswith("Load"))
-        return replace(ending, best=best, logs="", state=ending.state.partition(". Everything is in")[0], actions=())
 
     def _best(self) -> tuple[str, ...]:
         leader = self.leader
