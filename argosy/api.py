@@ -159,14 +159,14 @@ def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:
-    if not isinstance(launcher, str):
-        return launcher
-    if launcher not in LAUNCHERS:
+    if isinstance(launcher, str) and launcher in LAUNCHERS:
+        return LAUNCHERS[launcher]()
+    if isinstance(launcher, str | type) or not all(hasattr(launcher, name) for name in ("discover", "open", "close")):
         raise RunError(
-            f"unknown launcher {launcher!r}{did_you_mean(launcher, LAUNCHERS)}; choose one of {', '.join(LAUNCHERS)}, or pass your own object. To use several "
-            "hosts without Ray, run the study by command, for example srun argosy run study.py."
+            f"unknown launcher {launcher!r}{did_you_mean(launcher, LAUNCHERS)}; choose one of {', '.join(LAUNCHERS)}, or pass an object of your own with discover, "
+            "open and close. To use several hosts without Ray, run the study by command, for example srun argosy run study.py."
         )
-    return LAUNCHERS[launcher]()
+    return launcher
 
 
 def _watching(view: View | None, *, progress: bool) -> View | None:

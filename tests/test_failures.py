@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import ArgosyError, MemberError, MemberFailed, RunError, wording
+from argosy.errors import ArgosyError, MemberError, MemberFailed, RunError, StudyError, wording
+from argosy.stopping import History, Stop
 
 
 class Failing(nn.Module):
@@ -61,7 +63,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
             "and train with retry_failed=True."
         )
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
-        assert wild.endswith(". Lower its learning rate, or clip its gradients.")
+        assert wild.endswith(". Lower its learning rate, clip its gradients, or look for NaN among its samples.")
         assert {one.filename for one in told} == {__file__}
     shown = report.ending().text(200, 50)
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
@@ -111,6 +113,33 @@ def test_what_a_failed_member_had_reached_is_never_the_best(tmp_path: Path) -> N
     assert report.ensemble(members=["bad", "slow"]).names == ("slow", "bad")
     with pytest.raises(RunError, match="2 members, but only 1 of"):
         report.ensemble(top=2)
+
+
+class Flag(Stop):
+    """A rule that returns whether to stop, where the reason is wanted."""
+
+    def reason(self, history: History) -> Any:
+        """Return a bool after the first section."""
+        return True if history else None
+
+
+class Misspelt(Stop):
+    """A rule that reads a column which there is not."""
+
+    def reason(self, history: History) -> str | None:
+        """Raise after the first section."""
+        return f"{history[-1]['val_los']}" if history else None
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"), [(Flag(), "returned True; it must return"), (Misspelt(), "raised:.*val_los")]
+)
+def test_a_run_goes_on_after_a_stopping_rule_that_was_wrong_is_mended(rule: Stop, told: str, tmp_path: Path) -> None:
+    study = studies.study(90, fleet=[studies.member("one")], epochs=2)
+    with pytest.raises(StudyError, match=f"(?s)^member 'one': its stopping rule {told}.*Fix the rule"):
+        argosy.train(replace(study, stop=study.stop | rule), directory=tmp_path, launcher="inline", devices="cpu:1")
+    assert argosy.load(tmp_path).status == "failed"
+    assert argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1").best().epochs == 2
 
 
 def test_fit_and_tune_say_it_as_well(tmp_path: Path) -> None:

@@ -862,6 +862,24 @@ def test_a_wrong_width_below_a_forward_of_ones_own_names_its_line(tmp_path: Path
     assert "site-packages" not in told
 
 
+class Twice(nn.Module):
+    """A network that returns its output twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.layer(x)
+
+
+def test_an_error_of_a_loss_says_what_it_was_given(tmp_path: Path) -> None:
+    told = reason(tmp_path / "numbers", member(loss=nn.MSELoss(), model=partial(nn.Linear, 6, 5)))
+    assert told.rstrip().endswith("; its network returns [16, 5] of float32, and targets are [16] of int64")
+    told = reason(tmp_path / "twice", member(model=Twice))
+    assert told.rstrip().endswith("not tuple; its network returns an instance of tuple, and targets are [16] of int64")
+
+
 def flipped(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array[::-1, ::-1]
 

@@ -138,6 +138,14 @@ def test_a_comparison_is_the_first_minus_the_second() -> None:
             "val_loss: relu and gelu are not distinguishable (relu minus gelu, 2 pairs: 0.15 ± 0.64)."
         )
     )
+    nan = repetitions(
+        {name: {seed: {"val_auc": seed * math.nan} for seed in range(3)} for name in ("relu", "gelu")}
+    ).compare("gelu", "relu", "val_auc")
+    assert nan.told == "3 pairs, some not finite"
+    assert (
+        str(nan)
+        == "val_auc: gelu and relu cannot be compared, because some values are not finite (gelu minus relu, 3 pairs)."
+    )
     few = repetitions({"relu": {0: {"val_loss": 0.3}}, "gelu": {0: {"val_loss": 0.1}}}).compare("gelu", "relu")
     assert (
         str(few)

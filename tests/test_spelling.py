@@ -19,6 +19,7 @@ from torch.optim import SGD
 import argosy
 from argosy.errors import ArgosyError, StudyError, spelling
 from argosy.planning import policy_by_name
+from argosy.running.launch.processes import Processes
 from argosy.settings import Settings
 from argosy.tuning.report import SearchReport
 
@@ -133,6 +134,17 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "sharing is 'all_shared' (did you mean 'all-shared'?); it must be",
     ),
     "launcher": (train, {"launcher": "proceses"}, "unknown launcher 'proceses' (did you mean 'processes'?); choose"),
+    "a class as launcher": (
+        train,
+        {"launcher": Processes},
+        "or pass an object of your own with discover, open and close.",
+    ),
+    "no launcher": (
+        train,
+        {"launcher": 3},
+        "unknown launcher 3; choose one of processes, inline, ray, or pass an object",
+    ),
+    "no tracker": (train, {"trackers": 3, "launcher": "inline"}, "trackers has 3; it must be one of 'tensorboard',"),
     "tracker": (
         train,
         {"trackers": ["tensorbord"], "launcher": "inline"},

@@ -140,6 +140,10 @@ DATA = {
         holding(arrays=(torch.zeros(9), [1, 2])),
         "Data.arrays: its arrays have 9, 2 rows; all must have the same",
     ),
+    "by name": (
+        holding(arrays=(torch.zeros(9), {"a": torch.zeros(9), "b": torch.zeros(9)})),
+        "Data.arrays[1] is a dict of 2 arrays, but a sample is one row of each array. Pass the arrays one after another",
+    ),
     "nothing": (holding(arrays=()), "Data.arrays: its arrays have no rows"),
     "on_device": (
         holding(train=[1], on_device=nn.Flatten),

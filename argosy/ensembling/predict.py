@@ -1,6 +1,7 @@
 """Runs networks on samples; each sample is prepared once for all networks, as the study prepares validation samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from operator import itemgetter
@@ -15,6 +16,7 @@ from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
 from argosy.errors.checks import check_arrays, check_not_a_loader
+from argosy.errors.warned import warn_caller
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
@@ -30,6 +32,7 @@ __all__ = [
     "Predicted",
     "Reduced",
     "check_features",
+    "errors_of_samples",
     "device_of",
     "example_split",
     "features_of",
@@ -59,6 +62,15 @@ class Predicted(NamedTuple):
     """Numbers of the samples in the dataset, int64 ``[N]``."""
     length: int
     """Number of samples in the whole dataset."""
+
+
+@contextmanager
+def errors_of_samples() -> Iterator[None]:
+    """Let errors speak of the samples to predict, which the block reads in place of the study's validation data."""
+    try:
+        yield
+    except StudyError as error:
+        raise StudyError(str(error).replace("Data.val", "report.predict: samples", 1)) from error.__cause__
 
 
 def data_with_samples(study: Study, samples: Any) -> Data:
@@ -185,11 +197,25 @@ def make_preparer(study: Study, device: torch.device | str) -> Callable[[Any], A
     def prepared(batch: Any) -> Any:
         if inputs_and_target(batch)[1] is not None:
             return on_device(batch)
+        is_first = not prepare.cache_info().currsize
         preparation = prepare()
         assert preparation is not None
+        if is_first:
+            _warn_of_fractions(batch, preparation.layout)
         return (preparation.inputs(batch),)
 
     return prepared
+
+
+def _warn_of_fractions(inputs: Any, layout: Layout) -> None:
+    """Warn of fractions where the study has whole numbers only: `Data.on_device` would scale images that are scaled already."""
+    wanted = flatten(inputs_and_target(unflatten([*layout.dtypes], layout.tree))[0])[0]
+    given = [leaf for leaf in flatten(inputs)[0] if leaf.is_floating_point() and (leaf % 1).any()]
+    if given and not any(dtype.is_floating_point for dtype in wanted):
+        warn_caller(
+            f"samples to predict have fractions ({given[0].dtype}), but Data.on_device takes the whole numbers of the study's samples "
+            f"({wanted[0]}). Pass them as the study's dataset returns them, for example images that are not scaled."
+        )
 
 
 def device_of(network: nn.Module) -> torch.device:

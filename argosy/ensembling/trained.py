@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -31,6 +32,7 @@ from argosy.ensembling.predict import (
     check_features,
     data_with_samples,
     device_of,
+    errors_of_samples,
     make_preparer,
     predict,
     preparation_of,
@@ -115,13 +117,14 @@ class Trained:
                 f"the study of {self.directory} has no validation data to predict. Pass samples, for example "
                 "report.predict((x,))."
             )
-        data = study.data if samples is None else data_with_samples(study, samples)
-        if samples is not None:
-            check_features(study, data)
-        preparation = study.data.on_device if samples is None else make_preparer(study, device_of(network))
-        if prepares_itself(network):
-            preparation = None
-        predicted = predict([network], data, seed=study.seed, preparation=preparation, sizes=_batch_sizes(study))
+        with nullcontext() if samples is None else errors_of_samples():
+            data = study.data if samples is None else data_with_samples(study, samples)
+            if samples is not None:
+                check_features(study, data)
+            preparation = study.data.on_device if samples is None else make_preparer(study, device_of(network))
+            if prepares_itself(network):
+                preparation = None
+            predicted = predict([network], data, seed=study.seed, preparation=preparation, sizes=_batch_sizes(study))
         return predicted.outputs[0] if len(predicted.indices) == predicted.length else _with_gaps(predicted)
 
     def ensemble(

@@ -208,9 +208,10 @@ def check_arrays(what: str, arrays: Any) -> None:
             raise StudyError(
                 f"{what}[{number}] is {describe_value(array)}; it must be a tensor or an array with one row per sample."
             )
-        if isinstance(array, tuple) and any(getattr(part, "shape", ()) for part in array):
+        parts = array.values() if isinstance(array, dict) else array if isinstance(array, tuple) else ()
+        if any(getattr(part, "shape", ()) for part in parts):
             raise StudyError(
-                f"{what}[{number}] is a tuple of {len(array)} arrays, but a sample is one row of each array. Pass the arrays one after "
+                f"{what}[{number}] is a {type(array).__name__} of {len(array)} arrays, but a sample is one row of each array. Pass the arrays one after "
                 "another, for example (images, table, classes), or nest them in the samples of a Dataset: train=."
             )
         check_unmasked(f"{what}[{number}]", array)

@@ -24,7 +24,8 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
                 fix = "Fix the cause, and fit again"
             warn_caller(f"member {row.failure}. {fix}.", MemberFailed)
         elif row.failed:
-            warn_caller(f"member {row.failure}. Lower its learning rate, or clip its gradients.", MemberFailed)
+            advice = "Lower its learning rate, clip its gradients, or look for NaN among its samples."
+            warn_caller(f"member {row.failure}. {advice}", MemberFailed)
 
 
 def warn_of_trials(rows: Sequence[MemberResult]) -> None:

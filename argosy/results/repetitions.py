@@ -1,5 +1,6 @@
 """Compare networks that several members repeat: compute their means and whether one is better than another."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,14 +58,21 @@ class Comparison:
     def told(self) -> str:
         """The difference as text."""
         interval, pairs = self.first_minus_second, self.first_minus_second.count
-        if pairs < 2:
-            return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, too few to tell"
+        if interval.half is None:
+            return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, {'some not finite' if self._some_not_finite else 'too few to tell'}"
         return str(interval) if self.distinguishable else f"not distinguishable ({interval})"
+
+    @property
+    def _some_not_finite(self) -> bool:
+        """Whether a value is NaN or infinite, so that there is no interval."""
+        return self.first_minus_second.count > 0 and not math.isfinite(self.first_minus_second.mean)
 
     def __str__(self) -> str:
         interval, pairs = self.first_minus_second, self.first_minus_second.count
         taken = f"{self.first} minus {self.second}, {pairs} pair{'s' * (pairs != 1)}"
-        if pairs < 2:
+        if self._some_not_finite:
+            return f"{self.metric}: {self.first} and {self.second} cannot be compared, because some values are not finite ({taken})."
+        if interval.half is None:
             return (
                 f"{self.metric}: too few repetitions under the same seed or fold are done in both to tell "
                 f"{self.first} from {self.second} ({taken})."

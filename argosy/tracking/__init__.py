@@ -6,7 +6,7 @@ Each tracker is a module that imports its library. It is imported before the run
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ def make_trackers(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
     Raises RunError for an unknown one or a missing library.
     """
     by_name: dict[str, Tracker] = {}
-    for tracker in [trackers] if isinstance(trackers, str) else trackers:
+    for tracker in trackers if isinstance(trackers, Iterable) and not isinstance(trackers, str) else [trackers]:
         name = tracker if isinstance(tracker, str) else type(tracker).__name__.lower()
         if name in by_name:
             raise RunError(f"trackers has {name!r} twice. Remove one of them.")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from argosy.errors.wording import format_duration, shorten_names, text_table
 from argosy.results.fold import FINAL_STATUSES
+from argosy.running.watch.phase import Phase
 from argosy.views.output import as_text
 from argosy.views.screen import DeviceRow, Row, Screen, SearchProgress
 
@@ -28,12 +29,16 @@ STYLES = {"failed": "red", "diverged": "red", **dict.fromkeys(QUIET, "dim")}
 
 def format_screen_line(screen: Screen) -> str:
     """Return the screen as one line of text."""
+    phase = f"{screen.phase[0].upper()}{screen.phase[1:]}"
     if not screen.epochs:
-        return f"{screen.phase[0].upper()}{screen.phase[1:]}, {format_duration(screen.seconds)} so far."
+        return f"{phase}, {format_duration(screen.seconds)} so far."
     time_left = f", {_format_time_left(screen)}" if _format_time_left(screen) else ""
     best = "" if screen.best is None else f"; best {screen.objective} {screen.best.told} ({screen.best.name})"
     slow = f"; bottleneck: {screen.bottleneck.stage}" if screen.bottleneck is not None else ""
-    return f"{screen.share:.0%} of all epochs ({_format_epochs(screen)}){time_left}; {_counts(screen)}{best}{slow}"
+    phase = "" if screen.phase == Phase.TRAINING.value else f"{phase}: "
+    return (
+        f"{phase}{screen.share:.0%} of all epochs ({_format_epochs(screen)}){time_left}; {_counts(screen)}{best}{slow}"
+    )
 
 
 def draw(screen: Screen, width: int, height: int) -> RenderableType:

@@ -363,7 +363,7 @@ def test_samples_that_raise_have_rows_of_their_own(tmp_path: Path) -> None:
     for row in report.ensemble().scores[1:]:
         assert row["nll"] == pytest.approx(report.member(row["network"]).metrics["val_loss"], rel=1e-5)
     raising = argosy.Study(data=replace(data, on_error="raise"), members=members)
-    with pytest.raises(StudyError, match="sample 300 raised OSError: torn"):
+    with pytest.raises(StudyError, match=r"^report\.predict: samples: sample 300 raised OSError: torn"):
         argosy.load(tmp_path, study=raising).predict(Torn(600))
 
 
@@ -690,6 +690,19 @@ def test_a_network_with_its_preparation_goes_anywhere_right_after_load(tmp_path:
             torch.testing.assert_close(gone(network, images[:20])(given), expected, msg=way)
             torch.testing.assert_close(network(given), expected, msg=way)
             assert torch.equal(given, images[:20]), way
+
+
+def test_images_that_are_scaled_already_are_doubted_where_the_study_has_bytes(tmp_path: Path) -> None:
+    report = of_bytes(tmp_path, lambda batch: (batch[0] / 16, batch[1]))
+    images = (X[TEST] * 16).byte()
+    torch.testing.assert_close(report.predict(images.float()), report.predict(images))
+    with pytest.warns(
+        UserWarning, match=r"have fractions \(torch.float32\), but .* whole numbers .*\(torch.uint8\)"
+    ) as told:
+        report.predict(images / 255)
+    assert len(told) == 1  # for several batches
+    with pytest.raises(StudyError, match=r"^report\.predict: samples: sample 0 contains 'n' of type str"):
+        report.predict("new.jpg")
 
 
 def test_a_network_around_one_with_its_preparation_is_prepared_once(tmp_path: Path) -> None:

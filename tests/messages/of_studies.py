@@ -47,6 +47,14 @@ def study_file(text: str, name: str = "study.py") -> argosy.Study:
     return load_study(path)
 
 
+class Flag(argosy.stopping.Stop):
+    """A rule that returns whether to stop, where the reason is wanted."""
+
+    def reason(self, history: Any) -> Any:
+        """A bool."""
+        return len(history) > 0 or None
+
+
 class Lines(IterableDataset):
     """Records of a file, one after another."""
 
@@ -188,6 +196,7 @@ CASES = {
     "an objective that a member does not report": lambda: study(data=VALIDATED, objective="val_f1"),
     "a member that is not in the study": lambda: study().member("mpl"),
     "a stopping rule for a misspelt metric": lambda: argosy.Plateau("val_acuracy", patience=3),
+    "a stopping rule that returns whether to stop": lambda: trained(studies.member("mlp"), stop=Flag()),
     "MaxEpochs of 0": lambda: argosy.MaxEpochs(0),
     "a stopping rule for a metric that the history lacks": lambda: argosy.Target("f1", 0.9).reason([{"val_loss": 0.5}]),
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),

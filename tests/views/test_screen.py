@@ -222,7 +222,8 @@ def test_members_that_are_done_are_to_come_where_their_rules_give_them_more() ->
     story = list(voyages.scheduler(voyages.asked(2, epochs=2), epochs=2))
     for epochs, told in ((2, "100% of all epochs (4 of 4)"), (8, "25% of all epochs (4 of 16)")):
         study = voyages.asked(2, epochs=epochs)
-        assert told in format_screen_line(seen(study, story, phase="opening the data"))
+        line = format_screen_line(seen(study, story, phase="opening the data"))
+        assert line.startswith(f"Opening the data: {told}")
     steered = replace(study, ensemble=argosy.EnsemblePlateau())
     assert "(4 of 4)" in format_screen_line(seen(steered, story)), "the ensemble's rule may have ended them early"
 

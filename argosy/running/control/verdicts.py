@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from argosy.errors import StudyError
+from argosy.errors.traces import user_errors_in
 from argosy.protocol.events import Cloned, Event, Proposed
 from argosy.results.fold import RunState
 from argosy.study import Member, Study
 
 __all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "StoppingRules", "Verdict", "combine_verdicts"]
+
+
+FIX = "Fix the rule, and run the same command again."
 
 
 class Fate(IntEnum):
@@ -92,11 +97,18 @@ class StoppingRules:
     """The study's stopping rules, which depend on a member's own history alone."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """End a member if its stopping rule gives a reason."""
+        """End a member if its stopping rule gives a reason.
+
+        Raises StudyError if the rule raises, or returns something else.
+        """
         rule, history = study.stop_of(study.member(member)), state.member(member).history
-        reason = rule.reason(history)
-        if reason is not None:
+        named = f"member {member!r}: its stopping rule"
+        with user_errors_in(named, FIX):
+            reason = rule.reason(history)
+        if isinstance(reason, str):
             return Verdict(Fate.END, reason)
+        if reason is not None:  # the journal could not be read with it
+            raise StudyError(f"{named} returned {reason!r}; it must return the reason to stop as text, or None. {FIX}")
         return Verdict(Fate.GO_ON, certain=rule.certain(history, study.validations_per_epoch))
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from argosy.errors import StudyError
+from argosy.errors.checks import describe_value
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.checks import takes_classes
@@ -68,8 +69,10 @@ def _channels_last(module: nn.Module, inputs: Tensor) -> str:
     return ""
 
 
-def explain_loss(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError if a loss raised because its targets do not fit the outputs."""
+def explain_loss(member: Member, output: Any, target: Any, error: Exception) -> None:
+    """Raise StudyError if a loss raised because its targets do not fit the outputs; else note what it was given."""
+    given = [format_tensor(it) if isinstance(it, Tensor) else describe_value(it) for it in (output, target)]
+    error.add_note(f"its network returns {given[0]}, and targets are {given[1]}")
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     described = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"

@@ -370,12 +370,10 @@ class Solo:
         self._foreseen.check_output(output)
         try:
             return self._loss((cross_entropy if member.loss is None else member.loss)(output, target)), output, target
-        except IndexError:
-            explain_loss(member, output, target)
-            check_labels(member, output, target)
-            raise
-        except (RuntimeError, ValueError):
-            explain_loss(member, output, target)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            explain_loss(member, output, target, error)
+            if isinstance(error, IndexError):
+                check_labels(member, output, target)
             raise
 
     def _output(self, inputs: Any) -> Any:
