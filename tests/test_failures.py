@@ -131,10 +131,27 @@ class Misspelt(Stop):
         return f"{history[-1]['val_los']}" if history else None
 
 
-@pytest.mark.parametrize(
-    ("rule", "told"), [(Flag(), "returned True; it must return"), (Misspelt(), "raised:.*val_los")]
-)
-def test_a_run_goes_on_after_a_stopping_rule_that_was_wrong_is_mended(rule: Stop, told: str, tmp_path: Path) -> None:
+class Waiting(Stop):
+    """A rule that counts sections by itself, as callbacks of other libraries do."""
+
+    def __init__(self) -> None:
+        self.worse = 0
+
+    def reason(self, history: History) -> str | None:
+        """Count a call after a section."""
+        self.worse += bool(history)
+        return "three sections" if self.worse > 2 else None
+
+
+WRONG = {
+    "returned True; it must return": Flag(),
+    "raised:.*val_los": Misspelt(),
+    r"changes its attributes \(worse\) when it is asked": Waiting(),
+}
+
+
+@pytest.mark.parametrize(("told", "rule"), WRONG.items())
+def test_a_run_goes_on_after_a_stopping_rule_that_was_wrong_is_mended(told: str, rule: Stop, tmp_path: Path) -> None:
     study = studies.study(90, fleet=[studies.member("one")], epochs=2)
     with pytest.raises(StudyError, match=f"(?s)^member 'one': its stopping rule {told}.*Fix the rule"):
         argosy.train(replace(study, stop=study.stop | rule), directory=tmp_path, launcher="inline", devices="cpu:1")

@@ -89,6 +89,18 @@ def training(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+def mean_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss of a step."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def calling_backward(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A step that calls backward(), as loops do."""
+    loss = mean_loss(model, batch)
+    loss.backward()
+    return loss
+
+
 def differentiating(model: nn.Module, batch: Any) -> torch.Tensor:
     """A penalty on gradients by its inputs, in validation as well."""
     inputs = batch[0].clone().requires_grad_()
@@ -186,6 +198,7 @@ CASES = {
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
     "an augmentation that adds samples, and micro-batches": lambda: tried(augment=twice, accumulate=2, metrics={}),
     "a step that calls train()": lambda: tried(step=training, metrics={}),
+    "a step that calls backward() on its loss": lambda: tried(step=calling_backward, validate=mean_loss, metrics={}),
     "a validation step that needs gradients": lambda: tried(step=differentiating, metrics={}),
     "a network whose copies compute with the original": lambda: tried(model=Outside),
     "a network that cannot be copied": lambda: tried(model=Locked),

@@ -55,6 +55,16 @@ class Flag(argosy.stopping.Stop):
         return len(history) > 0 or None
 
 
+class Counting(argosy.stopping.Stop):
+    """A rule that counts sections by itself."""
+
+    waited = 0
+
+    def reason(self, history: Any) -> Any:
+        """Count a section."""
+        self.waited += len(history)
+
+
 class Lines(IterableDataset):
     """Records of a file, one after another."""
 
@@ -197,6 +207,7 @@ CASES = {
     "a member that is not in the study": lambda: study().member("mpl"),
     "a stopping rule for a misspelt metric": lambda: argosy.Plateau("val_acuracy", patience=3),
     "a stopping rule that returns whether to stop": lambda: trained(studies.member("mlp"), stop=Flag()),
+    "a stopping rule that counts sections by itself": lambda: trained(studies.member("mlp"), stop=Counting()),
     "MaxEpochs of 0": lambda: argosy.MaxEpochs(0),
     "a stopping rule for a metric that the history lacks": lambda: argosy.Target("f1", 0.9).reason([{"val_loss": 0.5}]),
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),

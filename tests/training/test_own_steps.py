@@ -186,6 +186,21 @@ def test_a_step_that_adds_up_gradients_of_several_batches_is_refused(own: Any, r
         steps(live, 0, 1)
 
 
+def with_backward(model: Gan, batch: Any, *, twice: bool, keep: bool) -> Tensor:
+    """Call backward() on the loss that is returned, or on another term, whose gradients are to be added to the loss's."""
+    loss = model.discriminator(batch[0]).square().mean()
+    (loss if twice else model.discriminator(batch[0]).mean()).backward(retain_graph=keep)
+    return loss
+
+
+@pytest.mark.parametrize(("twice", "keep"), [(True, True), (True, False), (False, False)])
+def test_a_step_that_calls_backward_on_its_loss_is_refused(twice: bool, keep: bool) -> None:
+    own, adam = partial(with_backward, twice=twice, keep=keep), partial(Adam, lr=0.01)
+    live = alive(argosy.Member("net", model=Gan, optimizer=adam, step=own, validate=validate, batch_size=4))
+    with pytest.raises(argosy.errors.StudyError, match="gradients would be doubled") if twice else nullcontext():
+        steps(live, 0, 1)
+
+
 def in_backward(model: Gan) -> dict[str, Any]:
     """Return optimizers that are stepped by hooks of their weights, so that only one gradient exists at a time."""
     made = {name: SGD([weight], lr=0.1) for name, weight in model.discriminator.named_parameters()}

@@ -16,6 +16,7 @@ from argosy.errors import StudyError
 from argosy.errors.traces import user_errors_in
 from argosy.protocol.events import Cloned, Event, Proposed
 from argosy.results.fold import RunState
+from argosy.stopping import Combined, Stop
 from argosy.study import Member, Study
 
 __all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "StoppingRules", "Verdict", "combine_verdicts"]
@@ -99,12 +100,18 @@ class StoppingRules:
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """End a member if its stopping rule gives a reason.
 
-        Raises StudyError if the rule raises, or returns something else.
+        Raises StudyError if the rule raises, changes itself, or returns something else.
         """
         rule, history = study.stop_of(study.member(member)), state.member(member).history
         named = f"member {member!r}: its stopping rule"
+        before = _kept_by(rule)
         with user_errors_in(named, FIX):
             reason = rule.reason(history)
+        if history and (changed := sorted({name for name, _ in _kept_by(rule) ^ before})):
+            raise StudyError(
+                f"{named} changes its attributes ({', '.join(changed)}) when it is asked, but members may share it, and it is asked "
+                f"several times after a section, and anew after a resume. Compute the reason from the history alone. {FIX}"
+            )
         if isinstance(reason, str):
             return Verdict(Fate.END, reason)
         if reason is not None:  # the journal could not be read with it
@@ -114,6 +121,13 @@ class StoppingRules:
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """Return none: stopping rules never let members rest."""
         return ()
+
+
+def _kept_by(rule: Stop) -> set[tuple[str, str]]:
+    """Return names and values of the attributes of a rule, or of the rules that it combines."""
+    if isinstance(rule, Combined):
+        return _kept_by(rule.first) | _kept_by(rule.second)
+    return {(name, repr(value)) for name, value in getattr(rule, "__dict__", {}).items()}
 
 
 def combine_verdicts(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ __all__ = [
     "check_labels",
     "check_step_updates",
     "check_modes",
+    "check_not_doubled",
     "check_network",
     "check_optimizer",
     "check_own",
@@ -192,6 +193,8 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
             f"member {member.name!r}: no gradient flows from its loss to any parameter. Compute the loss from the "
             "network's output, in torch, and leave at least one parameter unfrozen."
         )
+    if "backward through the graph a second time" in str(error) and member.step is not None:
+        raise _calls_backward(member)
     if "Found dtype" in str(error):
         raise StudyError(
             f"member {member.name!r}: torch has no gradient of its loss if targets and outputs have different "
@@ -202,6 +205,26 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
             f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, but torch cannot clip sparse "
             "gradients, such as those of Embedding(sparse=True). Remove one of the two."
         )
+
+
+def check_not_doubled(member: Member, weights: Sequence[torch.Tensor], left: Sequence[torch.Tensor | None]) -> None:
+    """Raise StudyError if the gradients that a step has `left` are those of the loss that it returned, which have been added to them."""
+    pairs = [
+        (before, weight.grad)
+        for before, weight in zip(left, weights, strict=True)
+        if before is not None and not before.is_sparse
+    ]
+    if any(before.any() for before, _ in pairs) and all(
+        after is not None and torch.allclose(2 * before, after, rtol=1e-3) for before, after in pairs
+    ):
+        raise _calls_backward(member)
+
+
+def _calls_backward(member: Member) -> StudyError:
+    return StudyError(
+        f"member {member.name!r}: its step calls backward() on the loss that it returns, and Argosy does so too, so gradients would be "
+        "doubled. Remove the call; to call it yourself, pass optimizers= and update the weights in the step."
+    )
 
 
 @contextlib.contextmanager
@@ -250,9 +273,9 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
     """Raise StudyError if a validation has asked torch for gradients."""
     if "require grad" in str(error):
         raise StudyError(
-            f"member {member.name!r}: its validation asks for gradients, for example with torch.autograd.grad, but "
-            "they are disabled in validation. Compute the gradients and everything they depend on under "
-            "torch.enable_grad(), or pass a validate= that needs none."
+            f"member {member.name!r}: its validation asks for gradients, for example with torch.autograd.grad or backward(), but "
+            "they are disabled in validation. Call no backward() on the loss that a step returns. Compute other gradients and everything "
+            "they depend on under torch.enable_grad(), or pass a validate= that needs none."
         )
 
 

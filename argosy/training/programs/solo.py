@@ -23,6 +23,7 @@ from argosy.training.member.checks import (
     check_gradients,
     check_labels,
     check_modes,
+    check_not_doubled,
     check_step_updates,
     modes_of,
     takes_classes,
@@ -301,7 +302,11 @@ class Solo:
             share, scale = rows / batch_rows, self.live.loss_scale
             if scale is not None:
                 losses, share = widen_losses(losses), share * scale.value
+            is_first = self.live.member.step is not None and not self.live.steps and share == 1.0
+            weights = [*self.live.model.parameters()] if is_first else []
+            left = [weight.grad if weight.grad is None else weight.grad.clone() for weight in weights]
             torch.autograd.backward(losses, self._weights_of(losses, share))
+            check_not_doubled(self.live.member, weights, left)
         else:
             losses = self._moved(data)
         losses = losses.detach()
