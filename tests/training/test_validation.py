@@ -166,10 +166,12 @@ def warning_of_one_class(output: torch.Tensor, target: torch.Tensor) -> float:
 def test_a_metric_is_not_heard_of_training_samples(tmp_path: Path) -> None:
     """Training samples may all be of one class, as for an anomaly detector, so warnings about them are suppressed."""
     x, y = torch.randn(40, 12), torch.arange(40) % 2
-    member = studies.member(metrics={"auc": warning_of_one_class})
+    members = [studies.member(f"m{number}", metrics={"auc": warning_of_one_class}) for number in range(3)]
     data = argosy.Data(arrays=(x, 0 * y), val_arrays=(x, y))
-    study = argosy.Study(data=data, members=[member], stop=argosy.MaxEpochs(1))
-    assert argosy.train(study, directory=tmp_path, launcher="inline", quiet=True).status == "done"
+    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(1))
+    with warnings.catch_warnings(record=True, action="always") as told:  # also in the check of programs of several
+        assert argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True).status == "done"
+    assert [str(one.message) for one in told] == []
 
 
 def test_a_metric_that_refuses_all_samples_is_an_error() -> None:
