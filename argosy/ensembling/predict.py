@@ -70,6 +70,8 @@ def errors_of_samples() -> Iterator[None]:
     try:
         yield
     except StudyError as error:
+        if "Data.val" not in str(error):
+            raise
         raise StudyError(str(error).replace("Data.val", "report.predict: samples", 1)) from error.__cause__
 
 

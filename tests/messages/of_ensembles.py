@@ -316,6 +316,7 @@ CASES = {
     "a prediction for a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction for a DataLoader": lambda: report(member()).predict(DataLoader(TensorDataset(torch.zeros(3, 12)), 4)),
     "a prediction for arrays of different lengths": lambda: report(member()).predict({"x": ROWS, "z": ROWS[:1]}),
+    "a prediction for the name of a file": lambda: report(member()).predict("new.jpg"),
     "a prediction for no samples": lambda: report(member()).predict(ROWS[:0]),
     "a prediction for arrays in a study of samples of varying length": lambda: report(
         data=argosy.Data(train=studies.Vectors(40), val=studies.Vectors(40), ragged=(argosy.Ragged(12), None))
