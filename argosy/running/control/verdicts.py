@@ -107,7 +107,8 @@ class StoppingRules:
         before = _kept_by(rule)
         with user_errors_in(named, FIX):
             reason = rule.reason(history)
-        if history and (changed := sorted({name for name, _ in _kept_by(rule) ^ before})):
+        kept = _kept_by(rule)
+        if history and (changed := sorted({place[1] for place, value in before.items() if kept.get(place) != value})):
             raise StudyError(
                 f"{named} changes its attributes ({', '.join(changed)}) when it is asked, but members may share it, and it is asked "
                 f"several times after a section, and anew after a resume. Compute the reason from the history alone. {FIX}"
@@ -123,11 +124,11 @@ class StoppingRules:
         return ()
 
 
-def _kept_by(rule: Stop) -> set[tuple[str, str]]:
-    """Return names and values of the attributes of a rule, or of the rules that it combines."""
+def _kept_by(rule: Stop) -> dict[tuple[int, str], str]:
+    """Return the attributes of a rule, or of the rules that it combines, as text. One that is first set when the rule is asked may be a cache."""
     if isinstance(rule, Combined):
         return _kept_by(rule.first) | _kept_by(rule.second)
-    return {(name, repr(value)) for name, value in getattr(rule, "__dict__", {}).items()}
+    return {(id(rule), name): repr(value) for name, value in getattr(rule, "__dict__", {}).items()}
 
 
 def combine_verdicts(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:
