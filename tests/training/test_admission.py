@@ -3,7 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import evidence
 import late
@@ -343,6 +343,32 @@ def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> Non
     with pytest.raises(PlanError, match="some of the 7 micro-batches of a batch of 16 would hold 1 sample"):
         argosy.train(study, directory=tmp_path, launcher="inline")
     assert not list((tmp_path / "members").glob("*/*.pt"))
+
+
+class Kept(nn.Module):
+    """A network whose trunk has BatchNorm, and stays in eval() as soon as the network is told to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = (
+            nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6)).requires_grad_(False),
+            nn.Linear(6, 10),
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.trunk.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 3}, {"batch_size": 2, "accumulate": 2}])
+def test_batch_norm_that_stays_in_eval_trains_on_one_sample(tmp_path: Path, sizes: dict[str, int]) -> None:
+    study = studies.study(40, fleet=[studies.member(model=Kept, **sizes)], epochs=1)
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+    assert report.rows[0].status == "done", report.rows[0].reason
 
 
 class Raising:

@@ -305,15 +305,15 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _record_norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
-    """Record, for each training pass of `samples` samples through BatchNorm inside, whether a sample has a single value per channel.
+    """Record, for each pass of `samples` samples through BatchNorm inside, whether one sample would be too few.
 
-    A sample with several rows, such as a graph of nodes, has more than one.
+    It is enough for layers in eval(), such as those of a frozen trunk, and if it has several rows, such as a graph of nodes.
     """
     sound: list[bool] = []
 
     def note_pass(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if norm.training:
-            sound.append(not inputs or samples >= inputs[0].shape[0] == inputs[0].numel() // max(inputs[0].shape[1], 1))
+        several = inputs and not samples >= inputs[0].shape[0] == inputs[0].numel() // max(inputs[0].shape[1], 1)
+        sound.append(norm.training and not several)
 
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     handles = [norm.register_forward_pre_hook(note_pass) for norm in norms]

@@ -72,6 +72,7 @@ def build_member(
         optimizer, schedule = build_own_optimizers(own, model) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     check_average_of(member, model)
+    model.train()  # as before each epoch: a `train` of its own may keep layers in eval(), and copies are tried before the first one
     trained = model, optimizer, schedule, randomness
     live = LiveMember(own, backend, *trained, objective, mode, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
