@@ -23,9 +23,10 @@ from argosy.training.member.live import LiveMember
 
 
 def optimizer(parameters: Any, *, lr: float = 0.1, weight_decay: float = 0.1) -> SGD:
-    """Return an optimizer whose biases have no weight decay and twice the rate."""
+    """Return an optimizer whose biases have no weight decay and twice the rate, except for the last one, whose rate is fixed."""
     weights, biases = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
-    return SGD([{"params": weights, "weight_decay": weight_decay}, {"params": biases, "lr": 2 * lr}], lr=lr)
+    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": biases[:-1], "lr": 2 * lr}]
+    return SGD([*groups, {"params": biases[-1:], "lr": 0.01}], lr=lr)
 
 
 def sequence(optimizer: Any) -> Any:
@@ -74,4 +75,4 @@ def test_a_number_is_that_of_each_group() -> None:
     built = [dict(group) for group in clone.optimizer.param_groups]
     clone.load_state_dict(source.state_dict())
     apply_changes(clone, {"optimizer.weight_decay": (0.1, 0.2)}, built)
-    assert [group["weight_decay"] for group in clone.optimizer.param_groups] == [0.2, 0.0]
+    assert [group["weight_decay"] for group in clone.optimizer.param_groups] == [0.2, 0.0, 0.0]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from argosy.bindings import rebind
 from argosy.errors import StudyError
 from argosy.training.member.live import LiveMember
 
@@ -20,27 +21,39 @@ def apply_changes(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], buil
     """
     for name, (before, value) in changes.items():
         part, _, key = name.partition(".")
-        if part == "optimizer" and key == "lr":
-            _scale_rates(live, before, value)
-        elif part == "optimizer":
-            for group, own in zip(live.optimizer.param_groups, built, strict=True):
-                if key not in own:
-                    raise StudyError(
-                        f"member {live.member.name!r}: its optimizer keeps {key!r} outside its parameter groups, "
-                        "so a clone cannot change it. Clone it without --warm."
-                    )
+        for group, own in zip(live.optimizer.param_groups, built, strict=True) if part == "optimizer" else ():
+            if key not in own:
+                raise StudyError(
+                    f"member {live.member.name!r}: its optimizer keeps {key!r} outside its parameter groups, "
+                    "so a clone cannot change it. Clone it without --warm."
+                )
+            if key != "lr":
                 group[key] = own[key]
+        if name == "optimizer.lr":
+            _scale_rates(live, before, value)
 
 
 def _scale_rates(live: LiveMember, before: float, value: float) -> None:
-    for group in live.optimizer.param_groups:
+    """Scale the rate of each group by what the change makes of it when the optimizer is built: groups with a rate of their own keep it."""
+    factory: Any = live.member.optimizer
+    changes = [_built_rates(live, rebind(factory, "lr", lr)) for lr in (before, value)]
+    for group, *change in zip(live.optimizer.param_groups, *changes, strict=True):
         for key in [key for key in group if key == "lr" or key.endswith("_lr")]:
-            group[key] = _scaled(group[key], before, value)
+            group[key] = _scaled(group[key], *change)
     for schedule in _with_parts(live.schedule):
         for rates in ("base_lrs", "_last_lr"):
             values = getattr(schedule, rates, None)
             if values is not None:
-                setattr(schedule, rates, [_scaled(rate, before, value) for rate in values])
+                setattr(schedule, rates, list(map(_scaled, values, *changes)))
+
+
+def _built_rates(live: LiveMember, factory: Any) -> list[float]:
+    built = factory(list(live.model.parameters()))
+    return [
+        float(group["lr"])
+        for part in (built if isinstance(built, list | tuple) else [built])
+        for group in part.param_groups
+    ]
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
@@ -54,4 +67,4 @@ def _scaled(rate: Any, before: float, value: float) -> Any:
     """Scale a rate, so that a rate of exactly `before` becomes exactly `value`."""
     if isinstance(rate, torch.Tensor):
         return torch.full_like(rate, _scaled(rate.item(), before, value))
-    return value if rate == before or not before else rate / before * value
+    return value if rate == before or not before else rate if before == value else rate / before * value
