@@ -5,8 +5,9 @@ numbers, the second term is the squared distance between student and teacher. Mi
 the teacher is evaluated itself, as in Beyer et al. (2022).
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, format_structure, map_leaves
 from argosy.study import IGNORED, Data, Member, Study
 from argosy.training.member.answers import answer_kind
+from argosy.training.member.validation import is_state, makes_states
 from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["distill"]
@@ -290,23 +292,31 @@ def _squared_distance(output: Tensor, answer: Tensor, target: Any, temperature: 
 
 def _metric_of_targets(metric: Any) -> Any:
     """Return a metric that gets targets without answers."""
-    if not isinstance(metric, type) and callable(metric) and not hasattr(metric, "update"):
-        return partial(_without_answers, metric)
-    return partial(_State, metric)
+    if is_state(metric) or makes_states(metric):
+        return partial(_state_of_targets, metric)
+    return partial(_without_answers, metric)
 
 
 def _without_answers(metric: Callable[[Any, Any], Any], output: Any, pair: Any) -> Any:
     return metric(output, pair[0])
 
 
-@dataclass(slots=True)
-class _State:
-    """Wraps a metric that is an object, or creates one."""
+def _state_of_targets(metric: Any) -> Any:
+    state = copy.deepcopy(metric) if is_state(metric) else metric()
+    return _State(state) if is_state(state) else state  # validation refuses what is none
 
-    metric: Any
 
-    def __post_init__(self) -> None:
-        self.metric = self.metric() if isinstance(self.metric, type) else self.metric
+class _State(nn.Module):
+    """Wraps a metric that is an object; a module, because one of torchmetrics has tensors on its device."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def reset(self) -> None:
+        """Forget what the object that was given may have been updated with."""
+        if hasattr(self.metric, "reset"):
+            self.metric.reset()
 
     def update(self, outputs: Any, pair: Any) -> None:
         """Add a batch."""

@@ -189,12 +189,13 @@ def test_numbers_are_learnt_from_a_network_of_ones_own_and_metrics_that_are_obje
     teacher = nn.Linear(12, 1)
     nn.init.zeros_(teacher.weight)
     nn.init.constant_(teacher.bias, 5.0)
-    student = line("s", loss=nn.MSELoss(), metrics={"most": Most})
+    student = line("s", loss=nn.MSELoss(), metrics={"most": Most, "object": Count(), "made": partial(Count, 2)})
     taught_wrong = argosy.distill(report, student, teacher=teacher, weight=1.0, stop=argosy.MaxEpochs(40))
     found = argosy.train(taught_wrong, directory=tmp_path / "student", launcher="inline", quiet=True)
     last = torch.load(tmp_path / "student" / "members" / "s" / "last.pt", weights_only=True)["model"]
     assert last["weight"].abs().max() < 0.2 and float(last["bias"]) == pytest.approx(5.0, abs=0.5)
     assert found.best().metrics["val_most"] == pytest.approx(float(y[:40].max()))
+    assert [found.best().metrics[f"val_{name}"] for name in ("object", "made")] == [40, 42]
 
 
 class Most:
@@ -208,6 +209,16 @@ class Most:
 
     def compute(self) -> float:
         return self.found
+
+
+class Count(Most):
+    """A metric that counts samples."""
+
+    def __init__(self, found: int = 0) -> None:
+        self.found = found
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.found += len(targets)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
 from argosy.training.member.tally import Tally, batch_total, to_float64
 
-__all__ = ["Validation"]
+__all__ = ["Validation", "is_state", "makes_states"]
 
 KINDS = "one value per sample, one number for the whole set, or an object with update(outputs, targets) and compute()"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -147,7 +147,7 @@ class Validation:
         if rows == 1:
             rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
         for name, metric in self.member.metrics.items():
-            if _is_state(metric) or _makes_states(metric):
+            if is_state(metric) or makes_states(metric):
                 self._states[name] = self._state(name, metric)
                 continue
             try:
@@ -167,8 +167,8 @@ class Validation:
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
-        state: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
-        if not _is_state(state):
+        state: Any = copy.deepcopy(metric) if is_state(metric) else metric()
+        if not is_state(state):
             raise StudyError(
                 f"{self._subject(name)} takes no arguments, so it must return an object with update(outputs, "
                 f"targets) and compute(); it returned {type(state).__name__}. Return such an object, or take "
@@ -283,11 +283,12 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 
-def _is_state(metric: Any) -> TypeGuard[MetricState]:
+def is_state(metric: Any) -> TypeGuard[MetricState]:
+    """Return whether the metric is an object."""
     return not isinstance(metric, type) and hasattr(metric, "update") and hasattr(metric, "compute")
 
 
-def _makes_states(metric: Any) -> bool:
+def makes_states(metric: Any) -> bool:
     """Return whether the metric is called without arguments and returns a metric object: it is a class of such objects, or a function."""
     factory = metric.func if isinstance(metric, partial) else metric
     if isinstance(factory, type):
