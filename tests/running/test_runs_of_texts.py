@@ -67,6 +67,19 @@ def test_padding_to_the_longest_of_all_gives_the_same_losses(tmp_path: Path) -> 
         assert cut == pytest.approx(full, abs=1e-9), name
 
 
+@pytest.mark.parametrize("own", [{"augment": texts.filled_up}, {"val_subset": range(9)}])
+def test_members_with_batches_of_their_own_are_what_they_are_alone(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Trials of one program step on batches that differ between members and are padded alike, though the lengths of texts differ."""
+    subsets = ({} if "augment" in own else {"subset": range(first, first + 60)} for first in range(4))
+    members = [texts.member(f"m{n}", attends=False, **own, **subset) for n, subset in enumerate(subsets)]
+    losses = []
+    for name, fleet in {"together": members, "alone": members[:1]}.items():
+        wanted = texts.study(*fleet, length=64, stop=argosy.MaxEpochs(1), seed=2)
+        report = argosy.train(wanted, directory=tmp_path / name, launcher="inline", devices="cpu:1")
+        losses.append(report.member("m0").metrics["val_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
 def test_members_that_span_devices_or_share_a_program_are_what_they_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from argosy.stream.batches import InOrderCutter
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.padding import make_batch
+from argosy.stream.padding import batch_form, lengths_of, make_batch
 from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import autocast_dtype
@@ -64,9 +64,21 @@ def restart_cutters(copies: Sequence[LiveMember], block: Block, length: int, *, 
         copy.begin_validation()
 
 
-def fill_block(block: Block, rows: int, *, double: bool = False, different: int | None = None) -> Block:
-    """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to `rows` rows."""
-    sound = np.resize(block.sound.nonzero()[0][:different], rows)
+def fill_block(
+    block: Block, rows: int, *, apart: bool = False, double: bool = False, different: int | None = None
+) -> Block:
+    """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to `rows` rows.
+
+    With `apart`, there is one row more, and whichever is left out, rows of varying length are padded to one length.
+    """
+    sound = block.sound.nonzero()[0][:different]
+    form = batch_form(block.tree) if apart else None
+    if form is not None:
+        lengths = np.stack([*lengths_of(block.leaves, form).values()])[:, sound]
+        longest = int(lengths.sum(0).argmax())
+        sound = np.concatenate((sound[[longest, longest]], sound[(lengths <= lengths[:, [longest]]).all(0)]))
+    rows += apart
+    sound = np.resize(sound, rows)
     index = torch.from_numpy(sound)
     leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
     leaves = tuple(map(widen_floats, leaves)) if double else leaves

@@ -135,7 +135,7 @@ def _compare_steps(
         own = apart[0] if train else apart[1]
         batches = -(-SAMPLES // length) if exact and not (train and length == usual) else 1
         # One block for each side: a copy may write into its input.
-        blocks = [fill_block(block, length * batches + own, double=double) for _ in range(2)]
+        blocks = [fill_block(block, length * batches, apart=own, double=double) for _ in range(2)]
         with attempt(_raise_if_unfit) as tried:
             for copies in (alone, together):
                 restart_cutters(copies, blocks[0], length, apart=own)
@@ -147,7 +147,7 @@ def _compare_steps(
             by_copy = {id(trial.live): trial for trial in _run_together(fused, blocks[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
-                share = _tolerance(lives, mine, fill_block(block, length + own), length, apart=own)
+                share = _tolerance(lives, mine, fill_block(block, length, apart=own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         if tried.error:
             return CheckOutcome.of("as one program it", tried, len(lives))

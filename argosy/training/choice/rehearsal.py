@@ -50,7 +50,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     """
     group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].member.batch_size, have_own_batches(lives)[0]
-    shown = fill_block(block, STEPS * length + own)
+    shown = fill_block(block, STEPS * length, apart=own)
     copies = [live.trial() for live in lives]
     for copied in copies:
         copied.schedule = None  # one that steps with each batch may have fewer steps than are measured
