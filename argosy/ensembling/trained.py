@@ -168,7 +168,7 @@ class Trained:
             problem = "have different validation samples" if study.data.has_val else "have no validation samples"
             raise RunError(
                 f"members {format_names(map(repr, names))} {problem}, but select= and calibrate= need the same ones for all. "
-                "Remove these arguments, or choose members that share validation samples, with members=."
+                "Remove these arguments, or choose members that share validation samples, with members=. For argosy.distill, pass teacher=report.ensemble()."
             )
         if not study.data.has_val:
             return make_uniform(networks, seeds, combine, note="no scores: the study has no validation samples")
