@@ -4,7 +4,11 @@ import copy
 import enum
 import itertools
 import math
+import os
 import random
+import subprocess
+import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -627,6 +631,30 @@ def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
     found: list[Measured] = []
     assert list(whole()).count(None) >= 3, "the measurement did not yield between its steps"
     return found[0]
+
+
+def burning(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy that computes for 10 ms."""
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="only Linux counts waits for a core")
+def test_a_measured_rate_does_not_depend_on_other_load() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]  # on the same core
+    try:
+        rate = measure(start(studies.member(batch_size=50, loss=burning)), block).samples_per_second
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, cores)
+    assert 2500 < rate < 5000  # 50 samples in little more than 10 ms
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import statistics
 import sys
-import time
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_not_split
 from argosy.training.choice.unsaved import UnsavedState, training_code
+from argosy.training.device.clock import Stopwatch
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
@@ -291,11 +291,11 @@ def _needs_step(warm_up: float, seconds: list[float]) -> bool:
 def _timed_step(trial: Solo, batch: "ShownBatch") -> float:
     backend = trial.live.backend
     backend.synchronize()
-    started = time.perf_counter()
+    watch = Stopwatch(backend)
     with trial.active():
         trial.try_step(batch.data, batch.rows)
     backend.synchronize()
-    return time.perf_counter() - started
+    return watch.seconds
 
 
 def has_batch_norm(model: nn.Module) -> bool:

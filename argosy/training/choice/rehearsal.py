@@ -12,6 +12,7 @@ from argosy.training.choice.copies import fill_block, restart_cutters
 from argosy.training.choice.fused_check import have_own_batches
 from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind, divide_evenly
 from argosy.training.choice.measure import state_bytes
+from argosy.training.device.clock import Stopwatch
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -67,12 +68,12 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
         if not programs:
             programs = [make_program(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
         restart_cutters(copies, shown, length, apart=own)
-        started, samples = time.perf_counter(), 0
+        watch, samples = Stopwatch(copies[0].backend), 0
         for program in programs:
             samples += _run_round(program, shown)
-            if group.alike and time.perf_counter() > started + ROUND_SECONDS:
+            if group.alike and watch.seconds > ROUND_SECONDS:
                 break  # of thousands of members one after another, the first ones show what all cost
-        group.note(time.perf_counter() - started, samples)
+        group.note(watch.seconds, samples)
 
 
 def _run_round(program: Program[Any], block: Block) -> int:

@@ -7,13 +7,41 @@ architecture evenly. Programs that run side by side overlap; they share the time
 
 import contextlib
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from argosy.training.device.devices import Backend, TimedEvent
 
-__all__ = ["DeviceClock", "TimedSpan", "divide_time", "time_on_device"]
+__all__ = ["DeviceClock", "Stopwatch", "TimedSpan", "divide_time", "time_on_device"]
+
+
+class Stopwatch:
+    """Seconds of work since its creation, without those for which other processes had this thread's core, as far as the system counts them.
+
+    Steps are compared by it: beside other load, each wait for a core may be many times as long as a short step.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._counts = not backend.apart  # other devices work on while the host waits
+        self._started = time.perf_counter()
+        self._waited = self._waiting_seconds()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        waited = self._waiting_seconds() - self._waited  # first: waits that are subtracted must be within the time
+        return time.perf_counter() - self._started - waited
+
+    def _waiting_seconds(self) -> float:
+        if not self._counts:
+            return 0.0
+        try:
+            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):  # only Linux counts them
+            return 0.0
 
 
 class DeviceClock:

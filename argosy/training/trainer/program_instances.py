@@ -13,6 +13,7 @@ from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
 from argosy.training.choice.fusion_group import ROUND_SECONDS, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import make_program
+from argosy.training.device.clock import Stopwatch
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -122,8 +123,8 @@ class ProgramInstance:
         backend, before = self.assignment[0].live.backend, self.samples
         backend.synchronize()
         backend.reset_peak()
-        memory_before, started = backend.memory_in_use(), time.perf_counter()
-        until = started + ROUND_SECONDS - timed.seconds
+        memory_before, watch = backend.memory_in_use(), Stopwatch(backend)
+        until = time.perf_counter() + ROUND_SECONDS - timed.seconds
 
         def over() -> bool:
             timed.steps_left = 0 if time.perf_counter() > until else timed.steps_left - 1
@@ -131,7 +132,7 @@ class ProgramInstance:
 
         through = self._step(block, over)
         backend.synchronize()
-        timed.seconds += time.perf_counter() - started
+        timed.seconds += watch.seconds
         timed.samples += self.samples - before
         if memory_before is not None:
             taken = (backend.peak_memory() or 0) - memory_before + self.kept_bytes
