@@ -1,6 +1,7 @@
 """Tests that a member stays on one device, with a reason, if shares of a batch would give other results than the whole batch."""
 
 import random
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,3 +105,17 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
 def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:
     found = reason(**fields)
     assert (words in found) if words else not found, found
+
+
+def test_copies_are_not_in_memory_together() -> None:
+    alive: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    together = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            alive.add(self)
+            together.append(len(alive))
+            return super().forward(x)
+
+    assert reason(lambda: nn.Sequential(Watched(16, 4))) == ""
+    assert set(together) == {1}

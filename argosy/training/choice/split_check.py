@@ -21,6 +21,7 @@ from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import LiveMember
+from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
 from argosy.training.programs.solo import Solo
 
@@ -62,9 +63,10 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackwardResult:
-    """A copy of a member after a backward pass."""
+    """What a copy of a member has after a backward pass."""
 
-    live: LiveMember
+    randomness: Randomness
+    """State after the pass. The copy itself is dropped, because its weights may be many."""
     gradients: Mapping[str, Tensor]
     loss: Tensor
     changed: str
@@ -88,7 +90,9 @@ def _run_backward(
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
     other = (what for what, value in behaviour(copied).items() if before.get(what) != value)
     changed = next(itertools.chain(moved, other), "")
-    return BackwardResult(live=copied, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
+    return BackwardResult(
+        randomness=copied.randomness, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed
+    )
 
 
 def _differences(
@@ -99,7 +103,7 @@ def _differences(
     samples: Sequence[Tensor],
 ) -> Iterator[str]:
     """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
-    drawn, before = whole.live.randomness, live.randomness
+    drawn, before = whole.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
         yield "its step draws random numbers, and each rank would draw its own"
     if not drawn.others_equal(before):
