@@ -574,7 +574,7 @@ def test_a_command_that_may_not_write_says_so(
     def refuse(_: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "runs/.report.html.7")
 
-    monkeypatch.setattr("argosy.cli.pages.load_report", refuse)
+    monkeypatch.setattr("argosy.cli.pages.load_timed", refuse)
     monkeypatch.setattr("sys.argv", ["argosy", "report", "runs", "--html"])
     with pytest.raises(SystemExit, match="1"):
         cli.main()

@@ -325,8 +325,8 @@ def network(number: int) -> torch.nn.Module:
 
 
 def optimizer(parameters: Any, lr: float) -> Any:
-    """Stand in for an optimizer, which is never built."""
-    raise AssertionError(lr)
+    """Stand in for an optimizer, which is built only to compare the rates of a warm clone with its source's."""
+    return SimpleNamespace(param_groups=[])
 
 
 @lru_cache(maxsize=4)

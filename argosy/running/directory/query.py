@@ -132,7 +132,7 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
     if len(names) > (most := database.getlimit(sqlite3.SQLITE_LIMIT_COLUMN)):
         raise RunError(
             f"the table {table} has {len(names):,} columns, one for each metric and hyper-parameter, and a query can read {most:,}. "
-            "`argosy report DIR --csv FILE` writes all metrics, and --json all of the report."
+            "Use `argosy report DIR --csv FILE`, which writes all metrics, or --json for all of the report."
         )
     quoted = ", ".join('"{}"'.format(escape_unprintable(name).replace('"', '""')) for name in names)
     database.execute(f"CREATE TABLE {table} ({quoted})")
