@@ -154,6 +154,7 @@ def test_wider_codes_say_more_of_digits(play: Callable[..., list[str]]) -> None:
     assert codes.endswith("(5, 32)")
 
 
+@pytest.mark.filterwarnings("ignore:the run in .* is paused")  # runs are quiet here
 def test_a_run_is_interrupted_and_goes_on_with_one_network_more_and_one_less(play: Callable[..., list[str]]) -> None:
     # A shell that runs the tests in the background makes them ignore SIGINT.
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
