@@ -1,6 +1,7 @@
 """Blocks: consecutive samples of the stream, stacked leaf by leaf, with their indices, from which digests are computed."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,7 +80,7 @@ class Layout:
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample."""
-        return sum(d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True))
+        return sum(d.itemsize * math.prod(s) for d, s in zip(self.dtypes, self.shapes, strict=True))
 
     def block_bytes(self, rows: int) -> int:
         """Return the bytes of a block: its columns and its leaves, each aligned."""
@@ -91,7 +92,7 @@ class Layout:
         return memory[-memory.ctypes.data % ALIGNMENT :]
 
     def _sizes(self, rows: int) -> list[int]:
-        leaves = [rows * d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True)]
+        leaves = [rows * d.itemsize * math.prod(s) for d, s in zip(self.dtypes, self.shapes, strict=True)]
         # The columns of indices (int64) and of sound rows (bool) come before the leaves.
         return [rows * 8, rows, *leaves]
 
