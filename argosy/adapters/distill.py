@@ -5,7 +5,6 @@ numbers, the second term is the squared distance between student and teacher. Mi
 the teacher is evaluated itself, as in Beyer et al. (2022).
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, format_structure, map_leaves
 from argosy.study import IGNORED, Data, Member, Study
 from argosy.training.member.answers import answer_kind
-from argosy.training.member.validation import is_state, makes_states
+from argosy.training.member.validation import is_state, makes_states, new_state
 from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["distill"]
@@ -302,7 +301,7 @@ def _without_answers(metric: Callable[[Any, Any], Any], output: Any, pair: Any) 
 
 
 def _state_of_targets(metric: Any) -> Any:
-    state = copy.deepcopy(metric) if is_state(metric) else metric()
+    state = new_state(metric)
     return _State(state) if is_state(state) else state  # validation refuses what is none
 
 

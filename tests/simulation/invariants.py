@@ -67,8 +67,7 @@ def holds(driver: Driver) -> None:
     if not driver.run.begun or driver.run.phase.name == "OVER":
         return
     names = driver.run.study.names
-    placed = [name for place in PLACES for name in driver.members._of_state[place]]
-    assert sorted(placed) == sorted(names), "the member table and the study have different members"
+    assert driver.members.in_states(*PLACES) == list(names), "the member table and the study have different members"
     for name in names:
         agrees(driver, name, legs.get(name))
 

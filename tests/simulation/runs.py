@@ -256,7 +256,7 @@ class Watched(driving.Driver):
         )
         assert self.outcome.rounds < MOST_ROUNDS, f"too many rounds, in phase {self.run.phase.name}"
         holds(self)
-        for name in sorted(self.members._told_to_stop):
+        for name in filter(self.members.is_asked_to_stop, self.run.study.names if self.run.begun else ()):
             sections = len(self.state.member(name).sections)
             ends = math.ceil(self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"])
             # The driver sends the command only when its journal is on the disk; with slow flushes, sections end meanwhile.

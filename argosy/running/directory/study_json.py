@@ -42,7 +42,6 @@ NEWCOMERS = "newcomers.jsonl"
 """Members added after ``study.json`` was written: one line for those added together."""
 LINES_DEEP = 3
 """How many levels of dictionaries have a line for each key."""
-ENCODE = json.JSONEncoder().encode
 
 
 class Lengths(TypedDict):
@@ -173,14 +172,14 @@ def write_json(path: Path, value: Any) -> None:
 def _format_json(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield JSON with one line for each key of the outer dictionaries. The text of many members is never in memory as a whole."""
     if not isinstance(value, dict) or not value:
-        yield ENCODE(value)
+        yield json.dumps(value)
         return
     margin, opening = "  " * depth, "{"
     if depth + 1 == LINES_DEEP:
-        yield opening + ",".join([f"\n{margin}  {ENCODE(key)}: {ENCODE(item)}" for key, item in value.items()])
+        yield opening + ",".join([f"\n{margin}  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()])
     else:
         for key, item in value.items():
-            yield f"{opening}\n{margin}  {ENCODE(key)}: "
+            yield f"{opening}\n{margin}  {json.dumps(key)}: "
             yield from _format_json(item, depth + 1)
             opening = ","
     yield f"\n{margin}}}"

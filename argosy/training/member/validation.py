@@ -26,7 +26,7 @@ from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
 from argosy.training.member.tally import Tally, batch_total, to_float64
 
-__all__ = ["Validation", "is_state", "makes_states"]
+__all__ = ["Validation", "is_state", "makes_states", "new_state"]
 
 KINDS = "one value per sample, one number for the whole set, or an object with update(outputs, targets) and compute()"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -167,7 +167,7 @@ class Validation:
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
-        state: Any = copy.deepcopy(metric) if is_state(metric) else metric()
+        state = new_state(metric)
         if not is_state(state):
             raise StudyError(
                 f"{self._subject(name)} takes no arguments, so it must return an object with update(outputs, "
@@ -286,6 +286,11 @@ def _tensor(value: Any) -> torch.Tensor | None:
 def is_state(metric: Any) -> TypeGuard[MetricState]:
     """Return whether the metric is an object."""
     return not isinstance(metric, type) and hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def new_state(metric: Any) -> Any:
+    """Return what one validation updates: a copy of a metric that is an object, or what a metric that makes such objects returns."""
+    return copy.deepcopy(metric) if is_state(metric) else metric()
 
 
 def makes_states(metric: Any) -> bool:

@@ -306,7 +306,8 @@ class Solo:
             weights = [*self.live.model.parameters()] if is_first else []
             left = [weight.grad if weight.grad is None else weight.grad.clone() for weight in weights]
             torch.autograd.backward(losses, self._weights_of(losses, share))
-            check_not_doubled(self.live.member, weights, left)
+            if is_first:
+                check_not_doubled(self.live.member, weights, left)
         else:
             losses = self._moved(data)
         losses = losses.detach()
