@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn.model_selection import RepeatedKFold, StratifiedGroupKFold, TimeSeriesSplit
 from torch.utils.data import Dataset
 
 import argosy
@@ -48,6 +49,26 @@ def test_every_sample_is_held_out_once(folds: int, samples: int, seed: int) -> N
     assert sizes.max() - sizes.min() <= 1
     again = argosy.kfold(studies.member("a"), folds, samples=samples, seed=seed)
     assert [member.subset for member in again] == [member.subset for member in members]
+
+
+@pytest.mark.parametrize(
+    "splitter",
+    [TimeSeriesSplit(3), StratifiedGroupKFold(3), RepeatedKFold(n_splits=3, n_repeats=2, random_state=0)],
+    ids=repr,
+)
+def test_folds_of_a_splitter_are_its_own(splitter: Any) -> None:
+    y, groups = np.arange(24) % 3, np.arange(24) // 2 if isinstance(splitter, StratifiedGroupKFold) else None
+    pairs = [*splitter.split(y, y, groups)]
+    members = argosy.kfold(studies.member("a"), splitter.split(y, y, groups))
+    assert [(member.subset, member.val_subset) for member in members] == [
+        (train.tolist(), val.tolist()) for train, val in pairs
+    ]
+    assert [member.name for member in members] == [f"a-fold={fold}" for fold in range(len(pairs))]
+    assert [member.repetition.overlap for member in members] == [len(val) / len(train) for train, val in pairs]
+    tensors = argosy.kfold(studies.member("a"), [(torch.tensor(train), torch.tensor(val)) for train, val in pairs])
+    assert [(member.subset, member.val_subset) for member in tensors] == [
+        (member.subset, member.val_subset) for member in members
+    ]
 
 
 @pytest.mark.parametrize(

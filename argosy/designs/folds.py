@@ -4,7 +4,7 @@ The validation data of such a study are the training samples again, ``Data(array
 member trains on its `subset` and is validated on the rest. All share one stream, so samples are prepared for all folds at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from argosy.designs.grid import repeated
 from argosy.errors import StudyError
-from argosy.errors.checks import check_whole, describe_value
+from argosy.errors.checks import check_indices, check_whole, describe_value
 from argosy.errors.labels import labels_of
 from argosy.errors.spelling import known_keywords
 from argosy.study import Member
@@ -27,7 +27,7 @@ OnSamples = Member | Callable[[Indices], Member]
 @known_keywords("argosy.kfold")
 def kfold(
     member: OnSamples,
-    folds: int = 5,
+    folds: int | Iterable[tuple[Sequence[int], Sequence[int]]] = 5,
     *,
     samples: int | None = None,
     stratify: Sequence[Any] | None = None,
@@ -43,10 +43,21 @@ def kfold(
     If preprocessing is fitted on the training samples of a fold, such as means for normalisation, give a function in place of the member:
     it gets the indices of these samples and returns the member to train on them.
 
+    `folds` may also be pairs of training and validation indices, one pair for each fold, as every splitter of scikit-learn makes them:
+    ``argosy.kfold(mlp, TimeSeriesSplit(5).split(x))``. All other arguments but `member` are then left out.
+
     With `repeats`, the samples are divided into folds several times, each time differently, with members ``mlp-repeat=0-fold=0`` and so on; the
     first division is the same as without repeats. Confidence intervals are corrected for the samples that folds share (Nadeau and Bengio
     2003; for repeats Bouckaert and Frank 2004).
     """
+    if not isinstance(folds, int):
+        if any(value is not None for value in (samples, stratify, groups)) or (repeats, seed) != (1, 0):
+            raise StudyError(
+                "argosy.kfold was given the pairs of all folds, and also how to divide the samples. Pass the member and folds= only."
+            )
+        return [
+            _on("argosy.kfold", member, f"fold={fold}", train, val) for fold, (train, val) in enumerate(_pairs(folds))
+        ]
     for name, value, least in (("folds", folds, 2), ("repeats", repeats, 1), ("seed", seed, 0)):
         check_whole(f"argosy.kfold: {name}", value, least=least)
     if repeats > 1 and groups is not None:
@@ -78,6 +89,42 @@ def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0
         out_of_bag = np.setdiff1d(np.arange(samples), drawn)
         members.append(_on("argosy.bootstrap", member, f"bootstrap={number}", index_N[drawn], index_N[out_of_bag]))
     return members
+
+
+def _pairs(folds: Any) -> list[tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]]:
+    """Return the training and the validation indices of each fold; raise StudyError unless these are such pairs."""
+    if not isinstance(folds, Iterable) or isinstance(folds, str):
+        split = hasattr(folds, "split") and not isinstance(folds, str)
+        raise StudyError(
+            f"argosy.kfold: folds is {describe_value(folds)}; it must be an int of at least 2, or pairs of training and validation "
+            f"indices. Pass {'what its split(x, y) returns' if split else 'for example TimeSeriesSplit(5).split(x)'}."
+        )
+    pairs = [*folds]
+    if len(pairs) < 2:
+        raise StudyError(
+            f"argosy.kfold: folds has {len(pairs)} pairs of training and validation indices; it must have at least 2. For several "
+            "members, pass list(splitter.split(x)), because a generator can be read only once."
+        )
+    pairs = [_arrays(f"argosy.kfold: folds[{number}]", pair) for number, pair in enumerate(pairs)]
+    index_N = _indices(1 + max(int(indices.max()) for pair in pairs for indices in pair))
+    return [(index_N[train], index_N[val]) for train, val in pairs]
+
+
+def _arrays(what: str, pair: Any) -> tuple[Indices, Indices]:
+    """Return a pair of training and validation indices as arrays; raise StudyError unless it is one."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        length = f" of length {len(pair)}" if isinstance(pair, list | tuple) else ""
+        raise StudyError(
+            f"{what} is {describe_value(pair)}{length}; it must be a pair of training and validation indices."
+        )
+    for part, indices in zip(("training", "validation"), pair, strict=True):
+        check_indices(f"{what}, {part}", indices)
+    train, val = map(np.asarray, pair)
+    if shared := len(np.intersect1d(train, val)):
+        raise StudyError(
+            f"{what} validates on {shared} of its training samples. Remove them from one of its two lists."
+        )
+    return train, val
 
 
 def _fold_of_each(

@@ -10,6 +10,7 @@ import numpy as np
 import studies
 import torch
 from scipy import sparse
+from sklearn.model_selection import KFold
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import IterableDataset, TensorDataset
@@ -187,6 +188,13 @@ CASES = {
     "fold labels that NumPy cannot read": lambda: argosy.kfold(
         studies.member("mlp"), stratify=torch.zeros(10, dtype=torch.bfloat16)
     ),
+    "folds that are a splitter": lambda: argosy.kfold(studies.member("mlp"), KFold(5)),
+    "folds of no pairs": lambda: argosy.kfold(studies.member("mlp"), iter(())),
+    "folds that are no pairs": lambda: argosy.kfold(studies.member("mlp"), [[0, 1, 2], [3, 4, 5]]),
+    "folds as pairs, and labels": lambda: argosy.kfold(
+        studies.member("mlp"), [([0], [1]), ([1], [0])], stratify=[0, 1]
+    ),
+    "folds that share samples": lambda: argosy.kfold(studies.member("mlp"), [([0, 1, 2], [2]), ([1], [0])]),
     "two-dimensional fold labels": lambda: argosy.kfold(studies.member("mlp"), stratify=np.zeros((10, 2))),
     "a study without members": lambda: study(members=[]),
     "two members with one name": lambda: study(members=[studies.member("mlp")] * 2),
