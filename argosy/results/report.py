@@ -4,7 +4,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -429,7 +429,8 @@ class Report:
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {format_duration(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
-        return Ending(
+        state = f"{self.status}{took}{why}: {format_counts([row.status for row in self.rows])}"
+        ending = Ending(
             best=(*self._best(), *self._last_ensemble()),
             failures=(*skipped, *(row.failure for row in self.rows if row.failed)),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
@@ -439,10 +440,15 @@ class Report:
             rows=table.rows,
             everything=f"argosy report {shlex.quote(str(self.directory))} --verbose",
             note=table.note,
-            state=f"{self.status}{took}{why}: {format_counts([row.status for row in self.rows])}. Everything is in {self.directory}",
+            state=f"{state}. Everything is in {self.directory}",
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
         )
+        if self.directory.exists():
+            return ending
+        # For example after `argosy.fit` without a directory.
+        deleted = f"{state}. The files of the run are deleted."
+        return replace(ending, best=ending.best[:1], logs="", everything="report.rows", state=deleted, actions=())
 
     def _best(self) -> tuple[str, ...]:
         leader = self.leader

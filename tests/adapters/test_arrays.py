@@ -58,6 +58,10 @@ def test_numbers_are_predicted_without_a_directory_and_without_validation(tmp_pa
     fitted = argosy.fit(X, wanted, regression, launcher="inline", devices="cpu:1", validation=0.0)
     assert np.abs(fitted.predict(X) - wanted).max() < 0.5
     assert not fitted.report.directory.exists()
+    told = f"{fitted.report}"
+    assert told.startswith("Best: net, train_loss ")
+    assert told.endswith(": 1 done. The files of the run are deleted.")
+    assert f"{fitted.report.directory}" not in told
     with pytest.raises(StudyError, match="needs classes"):
         fitted.predict_proba(X)
 
