@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import zip_longest
 from numbers import Real
 from typing import Any
 
@@ -46,7 +47,7 @@ class Columns:
 
     def rows(self, X: Any) -> Rows:
         """Return the rows of a table with these columns; warns of columns of words without a known one."""
-        names, columns = _names(X), _columns(X)
+        names, columns = _names(X), _columns(X, self.words)
         codes = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
         unknown = [repr(name) for name, *column in zip(names, columns, codes, strict=True) if _is_unknown(*column)]
         if unknown:
@@ -82,36 +83,37 @@ def _names(X: Any) -> Sequence[Any]:
     return list(X.columns) if is_table(X) else range(X.shape[1])
 
 
-def _columns(X: Any) -> list[npt.NDArray[Any]]:
-    """Return each column as numbers, float64, or as words."""
+def _columns(X: Any, fitted: Sequence[tuple[str, ...] | None] = ()) -> list[npt.NDArray[Any]]:
+    """Return each column as numbers, float64, or as words. `fitted` are the words of each column in `fit`."""
     if not is_table(X):
         return list(np.asarray(X, np.float64).T)
-    return [_column(name, X[name]) for name in _names(X)]
+    return [_column(name, X[name], held_words=words is not None) for name, words in zip_longest(_names(X), fitted)]
 
 
-def _column(name: Any, values: Any) -> npt.NDArray[Any]:
+def _column(name: Any, values: Any, *, held_words: bool) -> npt.NDArray[Any]:
     categorical = str(getattr(values, "dtype", "")).lower().startswith(("categor", "enum"))
     # NumPy's array of pandas' categories would be of floats where they are whole numbers and some are missing.
     array = np.asarray(values.astype(object) if categorical and hasattr(values, "astype") else values)
     if array.dtype.kind in "biuf" and not categorical:
         return _check_finite(name, array.astype(np.float64))
+    are_words = categorical or held_words  # in a few rows of words all may look like numbers or dates
     cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers
     missing = np.fromiter(map(is_missing, cells), bool, len(cells))
     present = [value for value, gone in zip(cells, missing, strict=True) if not gone]
-    other = next((one for one in present if not _is_cell(one, categorical)), None)
+    other = next((one for one in present if not _is_cell(one, are_words)), None)
     if other is not None:
         raise StudyError(
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. "
             "Convert the column (for example dates to days since the first one), or remove it."
         )
     texts = [value for value in present if isinstance(value, str)]
-    if not categorical and (really := kind_of_texts(texts)):
+    if not are_words and (really := kind_of_texts(texts)):
         raise StudyError(
             f"column {name!r} holds {really} as texts, such as {texts[0]!r}, and each would become a separate word. "
             "Convert the column to numbers (dates to days since the first one), or to the dtype category if its "
             "values are words."
         )
-    if not categorical and not texts:
+    if not are_words and not texts:
         numbers = np.full(len(cells), np.nan)
         numbers[~missing] = present
         return _check_finite(name, numbers)

@@ -177,6 +177,14 @@ def test_a_word_is_spelt_in_one_way(values: Any, words: set[str]) -> None:
     assert Columns.of(DataFrame({"word": values})).words == (tuple(sorted(words)),)
 
 
+@pytest.mark.parametrize("cell", [1, "2024-01-01", "1.5"])
+def test_rows_of_a_column_of_words_are_words_whatever_they_look_like(cell: Any) -> None:
+    """Among the rows of `fit` there are words; of the rows to predict, each may look like a number or a date."""
+    x = DataFrame({"code": Series([cell, "none"] * 10, dtype=object)})
+    columns = Columns.of(x)
+    assert np.array_equal(columns.rows(x[::2]), columns.rows(x)[::2])
+
+
 def test_decimals_are_numbers() -> None:
     x = DataFrame({"price": [Decimal("1.5"), None, Decimal(2)]})
     columns = Columns.of(x)
