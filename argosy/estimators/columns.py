@@ -33,7 +33,7 @@ class Columns:
     """The columns of the table that an estimator was fitted to."""
 
     words: tuple[tuple[str, ...] | None, ...]
-    """By column its words in order, of which the first has code 1; None for a column of numbers."""
+    """By column its words in order, of which the first has code 1; None for a column of numbers, and none for one without any value."""
     gaps: tuple[bool, ...]
     """By column whether it holds numbers of which some are missing."""
 
@@ -41,8 +41,8 @@ class Columns:
     def of(cls, X: Any) -> "Columns":
         """Return the columns of a table, or of an array of numbers. Raises StudyError for values that are neither numbers nor words."""
         columns = _columns(X)
-        words = tuple(None if column.dtype.kind == "f" else tuple(sorted(set(column.tolist()))) for column in columns)
-        gaps = tuple(column.dtype.kind == "f" and bool(np.isnan(column).any()) for column in columns)
+        words = tuple(map(_words, columns))
+        gaps = tuple(one is None and bool(np.isnan(column).any()) for one, column in zip(words, columns, strict=True))
         return cls(words=words, gaps=gaps)
 
     def rows(self, X: Any) -> Rows:
@@ -58,7 +58,15 @@ class Columns:
         return np.stack(codes, axis=1)
 
 
+def _words(column: npt.NDArray[Any]) -> tuple[str, ...] | None:
+    if column.dtype.kind != "f":
+        return tuple(sorted(set(column.tolist())))
+    return () if np.isnan(column).all() else None
+
+
 def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -> Rows:
+    if words == ():
+        return np.zeros(len(column))  # without a value in fit, it may hold numbers or words here
     if words is not None and column.dtype.kind == "f" and np.isnan(column).all():
         column = np.full(len(column), MISSING, object)  # of what type, its values do not tell
     if (words is None) != (column.dtype.kind == "f"):

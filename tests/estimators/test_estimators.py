@@ -185,6 +185,16 @@ def test_rows_of_a_column_of_words_are_words_whatever_they_look_like(cell: Any) 
     assert np.array_equal(columns.rows(x[::2]), columns.rows(x)[::2])
 
 
+@pytest.mark.parametrize("later", [["a", None], [5.0, np.nan], np.array([5, "a"], object)])
+@pytest.mark.parametrize("empty", [None, np.nan, Series([None] * 120, dtype="string")])
+def test_a_column_without_a_value_in_fit_is_left_out(empty: Any, later: Any) -> None:
+    x = DataFrame({"size": X[:, 0], "note": empty})
+    found = argosy.Classifier(TINY, folds=2, numbers="standard", random_state=0).fit(x, WORDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no word occurred in fit
+        assert np.array_equal(found.predict_proba(x.assign(note=[*later] * 60)), found.predict_proba(x))
+
+
 def test_decimals_are_numbers() -> None:
     x = DataFrame({"price": [Decimal("1.5"), None, Decimal(2)]})
     columns = Columns.of(x)
