@@ -87,9 +87,11 @@ class TablePreparation(nn.Module):
 
 
 def _fit_line(values: Rows) -> tuple[list[float], list[float]]:
-    """Return the two ends of a straight line."""
-    mean, deviation = (values.mean(), values.std()) if len(values) else (0.0, 1.0)
-    reach = FARTHEST * (deviation or 1.0)
+    """Return the two ends of a straight line, or of a flat one at 0 if no two values differ: weights of such an input are not trained."""
+    if not len(values) or values.min() == values.max():
+        return [-1.0, 1.0], [0.0, 0.0]
+    mean = values.mean()
+    reach = FARTHEST * max(values.std(), np.spacing(abs(mean)))  # so that the ends differ
     return [mean - reach, mean + reach], [-FARTHEST, FARTHEST]
 
 

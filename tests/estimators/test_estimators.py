@@ -31,6 +31,7 @@ import argosy
 from argosy.errors import StudyError
 from argosy.estimators import bagging, scikit
 from argosy.estimators.columns import Columns
+from argosy.estimators.preparation import TablePreparation
 from argosy.estimators.tabular import Shape
 
 RANDOM = np.random.RandomState(0)
@@ -193,6 +194,23 @@ def test_a_column_without_a_value_in_fit_is_left_out(empty: Any, later: Any) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # no word occurred in fit
         assert np.array_equal(found.predict_proba(x.assign(note=[*later] * 60)), found.predict_proba(x))
+
+
+@pytest.mark.parametrize("values", [[0.5] * 100, [0.1] * 100, [np.nan] * 99 + [0.1]])
+@pytest.mark.parametrize("numbers", ["quantile", "standard"])
+def test_a_column_of_one_value_says_nothing(values: list[float], numbers: Any) -> None:
+    """No weight of its input would be trained, so another value in a row to predict must not change the input."""
+    column = np.array(values)[:, None]
+    prepared = TablePreparation(Columns.of(column), column, numbers)
+    assert (prepared(torch.tensor([[0.1], [0.2], [1e6]]))[:, 0] == 0).all()
+
+
+def test_values_that_differ_by_rounding_are_scaled() -> None:
+    column = np.full((10_000, 1), 0.3)
+    column[0] = 0.1 + 0.2
+    scaled = TablePreparation(Columns.of(column), column, "standard")(torch.from_numpy(column))
+    assert scaled[0] > 0
+    assert (scaled[1:] == 0).all()
 
 
 def test_decimals_are_numbers() -> None:
