@@ -69,9 +69,8 @@ class Restored(nn.Module):
 
     def __init__(self, targets: npt.NDArray[Any]) -> None:
         super().__init__()
-        deviation = targets.std(axis=0)
         self.register_buffer("mean", torch.from_numpy(targets.mean(axis=0)))
-        self.register_buffer("deviation", torch.from_numpy(np.where(deviation > 0, deviation, 1.0)))
+        self.register_buffer("deviation", torch.from_numpy(targets.std(axis=0)))  # 0 if all are equal: so are outputs
 
     def forward(self, outputs_NO: Tensor) -> Tensor:
         """Return outputs ``[N, outputs]`` in the units of the targets."""
@@ -79,7 +78,7 @@ class Restored(nn.Module):
 
     def standardised(self, targets_NO: Tensor) -> Tensor:
         """Return targets with mean 0 and standard deviation 1."""
-        return (targets_NO - self.mean) / self.deviation
+        return (targets_NO - self.mean) / torch.where(self.deviation > 0, self.deviation, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
