@@ -147,7 +147,7 @@ class Classifier(ClassifierMixin, Bagged):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Classifier":
         """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
-        if (labels := np.asarray(y)).dtype == object and labels.ndim == 1:
+        if (labels := np.asarray(y)).dtype.kind in "OUS" and labels.ndim == 1:
             labels_of(f"{self._name}: y", y)  # names the rows without one
         X, y, weights = self._check_inputs(X, y, sample_weight)
         check_classification_targets(y)

@@ -459,6 +459,8 @@ def test_missing_labels_are_named_by_their_rows(gone: Any) -> None:
     labels[3] = gone
     with pytest.raises(StudyError, match=r"argosy.Classifier: y has no value for 1 of its 120 samples \(row 3;"):
         argosy.Classifier(TINY).fit(X, labels)
+    with pytest.raises(StudyError, match="y has no value for 1 of its 120 samples"):
+        argosy.Classifier(TINY).fit(X, labels.tolist())
 
 
 def test_words_of_other_libraries_are_told_what_there_is() -> None:
