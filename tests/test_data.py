@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 import argosy
 from argosy.data.tables import MISSING_MARKS
 from argosy.errors import StudyError
+from argosy.errors.labels import labels_of
 
 
 @pytest.fixture
@@ -418,6 +419,16 @@ def test_columns_of_an_arrow_table_are_arrays_and_numbers_in_one_piece_are_not_c
     for read in (partial(argosy.data.table, target="kind"), argosy.data.columns):
         with pytest.raises(StudyError, match=r"t\.parquet cannot be read: .*Parquet file size is 2 bytes"):
             read(tmp_path / "t.parquet")
+
+
+def test_missing_words_of_an_arrow_dictionary_are_missing() -> None:
+    """NumPy reads them as the last word where the column is in chunks, as all columns of tables and Parquet files are."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    words = arrow.chunked_array([arrow.array(["a", None, "b"]).dictionary_encode()])
+    with pytest.raises(StudyError, match="column 'word' has no value in 1 of 3 rows, the first in row 1"):
+        argosy.data.table(arrow.table({"word": words, "y": [0, 1, 0]}), target="y")
+    with pytest.raises(StudyError, match="y has no value for 1 of its 3 samples"):
+        labels_of("y", words)
 
 
 def test_columns_of_what_is_no_arrow_table() -> None:

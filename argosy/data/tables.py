@@ -19,7 +19,7 @@ import numpy.typing as npt
 from argosy.disk.files import user_path
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, describe_value
-from argosy.errors.labels import is_missing
+from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
 
@@ -225,7 +225,7 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
             raise _unreadable(path, error) from error
     else:
         _check_once(map(str, _names(source)))
-        by_name = {str(name): _as_numeric(np.asarray(source[name])) for name in _names(source)}
+        by_name = {str(name): _as_numeric(rows_of(f"table: column {name!r}", source[name])) for name in _names(source)}
     if not by_name or not len(next(iter(by_name.values()))):
         raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
     return by_name

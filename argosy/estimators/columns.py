@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from argosy.data.tables import kind_of_texts
 from argosy.errors import StudyError
-from argosy.errors.labels import is_missing
+from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.warned import warn_caller
 
 __all__ = ["Columns", "is_table"]
@@ -99,9 +99,10 @@ def _columns(X: Any, fitted: Sequence[tuple[str, ...] | None] = ()) -> list[npt.
 
 
 def _column(name: Any, values: Any, *, held_words: bool) -> npt.NDArray[Any]:
-    categorical = str(getattr(values, "dtype", "")).lower().startswith(("categor", "enum"))
+    kind = str(getattr(values, "dtype", getattr(values, "type", ""))).lower()  # `type` of Arrow's
+    categorical = kind.startswith(("categor", "enum", "dictionary"))
     # NumPy's array of pandas' categories would be of floats where they are whole numbers and some are missing.
-    array = np.asarray(values.astype(object) if categorical and hasattr(values, "astype") else values)
+    array = rows_of(f"column {name!r}", values.astype(object) if categorical and hasattr(values, "astype") else values)
     if array.dtype.kind in "biuf" and not categorical:
         return _check_finite(name, array.astype(np.float64))
     are_words = categorical or held_words  # in a few rows of words all may look like numbers or dates

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from disks import fill_up
-from pandas import NA, Categorical, CategoricalDtype, DataFrame, Series, cut
+from pandas import NA, ArrowDtype, Categorical, CategoricalDtype, DataFrame, Series, cut
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -253,6 +253,15 @@ def test_an_arrow_table_is_a_table() -> None:
     found = argosy.Classifier(TINY, folds=2, random_state=0).fit(x, y, np.arange(len(y)) % 2)
     assert found.columns_.words == (None, ("blue", "green", "red"))
     assert found.predict(x).shape == (120,)
+
+
+def test_the_dictionaries_of_arrow_are_categories() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    x = DataFrame({"code": Categorical([1, 3, None]), "word": Categorical(["a", None, "b"])})
+    columns, whole = Columns.of(x), arrow.Table.from_pandas(x)
+    for same in (whole, arrow.concat_tables([whole[:1], whole[1:]]), whole.to_pandas(types_mapper=ArrowDtype)):
+        assert Columns.of(same) == columns
+        assert np.array_equal(columns.rows(same), columns.rows(x))
 
 
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])
