@@ -31,7 +31,7 @@ from argosy.results.failures import raise_interrupts
 from argosy.results.report import Report
 from argosy.study import Data, Member, Study
 
-__all__ = ["MembersFor", "TrainingTable", "train_bagged"]
+__all__ = ["MembersFor", "TrainingTable", "predict", "train_bagged"]
 
 MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 """A member, or a function that makes members for a table."""
@@ -39,6 +39,8 @@ MEMORY = Path("/dev/shm")
 """In-memory folder for the files of temporary runs; on a disk, each of a thousand small writes would wait."""
 LEAST_BYTES = 2**29
 """Least free space there; a container has 64 MiB by default."""
+ROWS = 4_096
+"""Rows that are predicted at once."""
 NOTE = "scores are computed on {:,} samples, each predicted by the networks that held it out"
 
 
@@ -183,6 +185,12 @@ def train_bagged(
     return made_ensemble.eval()
 
 
+def predict(network: nn.Module, rows_NC: Tensor) -> Tensor:
+    """Return a network's outputs for rows, some at a time: what its layers hold of a million rows would take gigabytes."""
+    with torch.no_grad():
+        return torch.cat([network(some) for some in torch.split(rows_NC, ROWS)])
+
+
 def _memory_folder() -> Path | None:
     """Return the folder of files in memory; None where it has no room, or may not be written."""
     with contextlib.suppress(OSError):
@@ -265,8 +273,7 @@ def _make_bags(
     rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
     bags, outputs_of = {}, []
     for name, family in networks.items():
-        with torch.no_grad():
-            parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
+        parts = [predict(network, rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
         outputs = torch.cat(parts)[drawn]
         if outputs.shape[1:] != (samples.outputs,):
             raise StudyError(

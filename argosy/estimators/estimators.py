@@ -11,7 +11,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.errors.checks import check_choice, check_unmasked, check_whole
 from argosy.errors.labels import labels_of
 from argosy.errors.spelling import known_keywords
-from argosy.estimators.bagging import MembersFor, TrainingTable, train_bagged
+from argosy.estimators.bagging import MembersFor, TrainingTable, predict, train_bagged
 from argosy.estimators.columns import Columns, is_table
 from argosy.estimators.preparation import Numbers
 from argosy.estimators.scikit import (
@@ -32,8 +32,6 @@ __all__ = ["Classifier", "Regressor"]
 
 FEW = 2_000
 """Up to this many rows members are trained in this process, because starting others would cost more than it saves."""
-ROWS = 4_096
-"""Rows that are predicted at once."""
 
 
 class Bagged(BaseEstimator):
@@ -119,11 +117,7 @@ class Bagged(BaseEstimator):
                 )
         else:
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        rows = self.columns_.rows(X)
-        with torch.no_grad():
-            predicted: npt.NDArray[np.float64] = torch.cat(
-                [self.ensemble_(torch.from_numpy(rows[n : n + ROWS])) for n in range(0, len(rows), ROWS)]
-            ).numpy()
+        predicted: npt.NDArray[np.float64] = predict(self.ensemble_, torch.from_numpy(self.columns_.rows(X))).numpy()
         return predicted
 
     @property

@@ -489,6 +489,20 @@ def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
                     found.predict(rows)
 
 
+def test_no_more_rows_are_in_a_network_at_once_than_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    class Watched(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(input))
+            return super().forward(input)
+
+    monkeypatch.setattr(bagging, "ROWS", 16)
+    member = replace(own(SHAPE), model=partial(Watched, 4, 2), eval_batch_size=16)
+    argosy.Classifier(member, folds=2, random_state=0).fit(X, WORDS).predict(X)
+    assert max(sizes) == 16
+
+
 def test_processes_train_the_same() -> None:
     here, there = (
         argosy.Regressor(TINY, folds=2, launcher=launcher, random_state=0).fit(X, X[:, 0]).predict(X)
