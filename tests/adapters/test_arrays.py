@@ -170,6 +170,18 @@ def test_columns_are_told_by_their_names(tmp_path: Path) -> None:
             report_of(table)
 
 
+def test_columns_of_an_arrow_table_are_told_by_their_names() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = arrow.table(dict(zip("abcd", X.T, strict=True)))
+    fitted = argosy.fit(table, WORDS, member(), **HOW)
+    assert list(fitted.feature_names_in_) == ["a", "b", "c", "d"]
+    assert list(fitted.predict(table[:5])) == list(fitted.predict(table)[:5])
+    with pytest.raises(StudyError, match="in a different order, 'b', 'a', 'c', 'd'"):
+        fitted.predict(table.select(["b", "a", "c", "d"]))
+    with pytest.raises(StudyError, match="not numbers in 1 of its 5 columns: 'word'"):
+        argosy.fit(table.append_column("word", [WORDS]), WORDS, member(), **HOW)
+
+
 def test_columns_without_names_are_read_by_place(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     fitted = argosy.fit(X, WORDS, member(), directory=tmp_path, **HOW)
