@@ -120,10 +120,12 @@ class Fold:
 class Bag(nn.Module):
     """Mean output of the networks of one member's folds; for classes, divided by a temperature."""
 
+    temperature: Tensor
+
     def __init__(self, networks: Sequence[nn.Module], temperature: float) -> None:
         super().__init__()
         self.networks: nn.ModuleList = nn.ModuleList(networks)
-        self.temperature = temperature
+        self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float64))
 
     def forward(self, rows_NC: Tensor) -> Tensor:
         """Return outputs ``[N, …]``."""

@@ -352,6 +352,12 @@ def test_probabilities_sum_to_one_as_scikit_learn_asks_of_float64() -> None:
     assert np.abs(found.sum(axis=1) - 1).max() < 1e-14
 
 
+def test_the_state_of_an_ensemble_is_all_that_its_predictions_depend_on() -> None:
+    one, other = (argosy.Classifier(TINY, folds=2, random_state=seed).fit(X, WORDS) for seed in (0, 1))
+    other.ensemble_.load_state_dict(one.ensemble_.state_dict())
+    assert np.array_equal(other.predict_proba(X), one.predict_proba(X))
+
+
 def test_numbers_of_numpy_are_those_of_python() -> None:
     plain = argosy.tabular(width=[16, 32], lr=[0.25, 0.5], batch_size=8, dropout=0.5)
     assert (
