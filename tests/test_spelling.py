@@ -346,7 +346,7 @@ def test_signatures_help_and_copies_are_what_they_were() -> None:
 
 
 def test_every_word_that_is_suggested_is_a_keyword() -> None:
-    classes = (argosy.Data, argosy.Member, argosy.Study, Settings, argosy.train, argosy.tune)
+    classes = (argosy.Data, argosy.Member, argosy.Study, Settings, argosy.train, argosy.tune, argosy.Classifier)
     functions = (argosy.replicate, argosy.kfold, argosy.fit, argosy.Plateau, argosy.MaxEpochs, argosy.Report.predict)
     known = {name for one in (*classes, *functions) for name in inspect.signature(one).parameters}
     assert spelling.ELSEWHERE.keys() <= {*known, *dir(argosy.Report), *dir(SearchReport)}

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "metrics": "metric scoring compute_metrics",
     "augment": "augmentation transforms",
     "seed": "random_state manual_seed random_seed",
+    "random_state": "seed manual_seed random_seed",
     "train": "dataset train_data train_dataset training_data train_loader train_dataloader dataloader",
     "val": "valid validation validation_data valid_data val_data eval_dataset val_dataset validation_split val_loader test",
     "arrays": "x y xy tensors inputs",
@@ -147,11 +148,15 @@ def format_names(names: Iterable[str]) -> str:
     return f"{', '.join(listed[:MOST_LISTED])}{f' and {more:,} more' if more > 0 else ''}"
 
 
-def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
+def known_keywords(
+    owner: str, *also: Callable[..., Any], tabular: Callable[..., Any] | None = None
+) -> Callable[[C], C]:
     """Make a class or function raise a StudyError with a suggestion for unknown keywords.
 
-    With `also`, it passes keywords of these on. Its signature stays what it was.
+    With `also`, it passes keywords of these on. Its signature stays what it was. An estimator's suggestions begin with keywords of
+    `tabular`, which makes its members.
     """
+    of_tabular = {} if tabular is None else _keywords(tabular)
 
     def checking(called: Any) -> Any:
         takes = _keywords(called)
@@ -164,7 +169,10 @@ def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
                 if keyword not in takes:
                     of_init = values[1:2] if called.__name__ == "__init__" else ()
                     named = "".join(f" {value!r}" for value in of_init if isinstance(value, str))
-                    raise StudyError(f"{owner}{named} has no keyword {keyword}={_advice_for(keyword, takes)}.")
+                    members = f". Pass members=argosy.tabular({keyword}=...)" if keyword in of_tabular else ""
+                    raise StudyError(
+                        f"{owner}{named} has no keyword {keyword}={members or _advice_for(keyword, takes)}."
+                    )
             return called(*values, **keywords)
 
         return checked

@@ -125,7 +125,7 @@ class Bagged(BaseEstimator):
         return f"argosy.{type(self).__name__}"
 
 
-@known_keywords("argosy.Classifier")
+@known_keywords("argosy.Classifier", tabular=Tabular)
 class Classifier(ClassifierMixin, Bagged):
     """A calibrated, bagged ensemble of networks as a scikit-learn classifier: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
 
@@ -161,7 +161,7 @@ class Classifier(ClassifierMixin, Bagged):
         return self._predict_rows(X)
 
 
-@known_keywords("argosy.Regressor")
+@known_keywords("argosy.Regressor", tabular=Tabular)
 class Regressor(RegressorMixin, Bagged):
     """A bagged ensemble of networks as a scikit-learn regressor: ``argosy.Regressor().fit(X, y).predict(X)``.
 

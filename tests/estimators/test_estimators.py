@@ -483,6 +483,10 @@ def test_words_of_other_libraries_are_told_what_there_is() -> None:
         argosy.Classifier(class_weight="balanced")
     with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=. Use folds="):
         argosy.Regressor(n_splits=3)
+    with pytest.raises(StudyError, match=r"has no keyword epochs=. Pass members=argosy.tabular\(epochs=...\)\.$"):
+        argosy.Classifier(epochs=100)
+    with pytest.raises(StudyError, match=r"has no keyword seed=. Use random_state="):
+        argosy.Regressor(seed=0)
 
 
 def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
