@@ -57,9 +57,8 @@ def check_none_missing(what: str, values: Any, array: npt.NDArray[Any]) -> None:
 
 def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
     """Return values as an array; raises StudyError if rows differ in length or NumPy cannot convert them."""
-    if hasattr(
-        values, "combine_chunks"
-    ):  # in an Arrow dictionary in chunks NumPy reads a missing value as the last word
+    if hasattr(values, "combine_chunks"):
+        # In an Arrow dictionary in chunks, NumPy reads a missing value as the last word.
         values = values.combine_chunks()
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
