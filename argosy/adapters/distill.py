@@ -27,7 +27,7 @@ from argosy.results.report import Report
 from argosy.stopping import Stop
 from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, format_structure, map_leaves
-from argosy.study import IGNORED, Data, Member, Study
+from argosy.study import Data, Member, Study, ignored_class
 from argosy.training.member.answers import answer_kind
 from argosy.training.member.validation import is_state, makes_states, new_state
 from argosy.training.programs.solo import cross_entropy
@@ -253,7 +253,7 @@ def _student_loss(
     pair: tuple[Tensor, Tensor],
     *,
     own: Callable[[Any, Any], Tensor],
-    taught: Callable[[Tensor, Tensor, Any, float], Tensor],
+    taught: Callable[[Tensor, Tensor, Any, float, int], Tensor],
     temperature: float,
     weight: float,
 ) -> Tensor:
@@ -267,25 +267,25 @@ def _student_loss(
     hard = own(output, target)
     hard = hard.reshape(len(hard), -1).mean(dim=1) if hard.dim() else hard
     known = ~answer.isnan().any()
-    soft = taught(output, answer.nan_to_num(0.0), target, temperature)
+    soft = taught(output, answer.nan_to_num(0.0), target, temperature, ignored_class(own))
     return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)
 
 
-def _class_divergence(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
+def _class_divergence(output: Tensor, answer: Tensor, target: Any, temperature: float, ignored: int) -> Tensor:
     """Return T² times the divergence of a student's logits from a teacher's, ``[B]``. For tokens or pixels it is averaged over each sample,
-    without positions whose class is -100."""
+    without positions of the class that the member's own loss ignores."""
     student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
     parts = temperature**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
     if parts.dim() == 1:
         return parts
     of_each = isinstance(target, Tensor) and target.shape == parts.shape and not target.is_floating_point()
-    counted = target != IGNORED if of_each else torch.ones_like(parts)
+    counted = target != ignored if of_each else torch.ones_like(parts)
     return (parts * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1).clamp(min=1)
 
 
-def _squared_distance(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
+def _squared_distance(output: Tensor, answer: Tensor, target: Any, temperature: float, ignored: int) -> Tensor:
     """Return the squared distance between a student's and a teacher's numbers, ``[B]``."""
-    del target, temperature  # only logits have ignored positions and a temperature
+    del target, temperature, ignored  # only logits have ignored positions and a temperature
     return (output - answer).square().flatten(1).mean(dim=1)
 
 

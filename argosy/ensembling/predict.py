@@ -1,6 +1,6 @@
 """Runs networks on samples; each sample is prepared once for all networks, as the study prepares validation samples."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -25,7 +25,7 @@ from argosy.stream.opening import Opening, open_kept_rows
 from argosy.stream.padding import make_stacked_batch
 from argosy.stream.sources import Source
 from argosy.stream.trees import flatten, map_leaves, unflatten
-from argosy.study import Data, Study
+from argosy.study import IGNORED, Data, Study
 from argosy.training.device.process_state import preserve_random_states
 
 __all__ = [
@@ -234,12 +234,13 @@ def predict(
     preparation: Callable[[Any], Any] | None = None,
     sizes: Sequence[int] = (),
     reduced: Reduced | None = None,
+    ignored: Collection[int] = (),
 ) -> Predicted:
     """Run networks on the validation samples of the data, or on those at `indices`.
 
     All networks are on one device, where the preparation runs as well, and are put into ``eval()``. A network that does not accept the
     batches gets batches of one of the `sizes`. Samples that raise are left out if the study skips them. With `reduced`, its result for
-    each output and the targets is kept instead of the output. Raises StudyError if the samples cannot be opened, and RunError
+    each output and the targets is kept instead of the output. Targets of an `ignored` class become `IGNORED`. Raises StudyError if the samples cannot be opened, and RunError
     if all of them raise and are skipped.
     """
     device = device_of(networks[0])
@@ -256,6 +257,7 @@ def predict(
             if not block.sound.any():
                 continue
             inputs, target = _batch(block, preparation, device)
+            target = _mark_ignored(target, ignored)
             for number, network in enumerate(networks):
                 output = map_leaves(Tensor.cpu, answer_in_batches(network, inputs, sizes))
                 outputs[number].append(output if reduced is None else reduced(output, target))
@@ -267,6 +269,13 @@ def predict(
         )
     whole = None if targets[0] is None else _join_outputs(targets, "targets")
     return Predicted([_join_outputs(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
+
+
+def _mark_ignored(target: Any, ignored: Collection[int]) -> Any:
+    if isinstance(target, Tensor) and not target.is_floating_point():
+        for number in {*ignored} - {IGNORED}:
+            target = target.long().masked_fill(target == number, IGNORED)  # bytes hold no negative numbers
+    return target
 
 
 def _join_outputs(parts: list[Any], what: str) -> Any:

@@ -48,7 +48,7 @@ from argosy.results.fold import MemberState, RunState
 from argosy.results.member import MemberResult
 from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, unflatten
-from argosy.study import Member, Study
+from argosy.study import Member, Study, ignored_class
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import answer_kind
 from argosy.training.member.building import effective_seed
@@ -179,10 +179,10 @@ class Trained:
             networks, weights = self._with_snapshots(networks, combine, select)
             seeds = [effective_seed(study.member(member_of(name)), study.seed) for name in networks]
         if shared:
-            predicted = [self._predict_validation(list(networks.values()), members[0].val_subset)]
+            predicted = [self._predict_validation(list(networks.values()), members)]
             outputs = predicted[0].outputs
         else:
-            predicted = [self._predict_validation([networks[member.name]], member.val_subset) for member in members]
+            predicted = [self._predict_validation([networks[member.name]], [member]) for member in members]
             outputs = [part.outputs[0] for part in predicted]
         check_same_structure(dict(zip(networks, outputs, strict=True)))
         if combine != "mean":
@@ -212,9 +212,9 @@ class Trained:
         if not snapshots:
             return networks, []
         every = networks | snapshots
-        subset = self.known_study().member(next(iter(networks))).val_subset
+        members = [*map(self.known_study().member, networks)]
         weights = weights_of(
-            self._predict_validation([*every.values()], subset, make_reducer(combine)).outputs, combine, how
+            self._predict_validation([*every.values()], members, make_reducer(combine)).outputs, combine, how
         )
         kept = {name: weight for name, weight in zip(every, weights, strict=True) if weight or name in networks}
         return {name: every[name] for name in kept}, [*kept.values()]
@@ -280,27 +280,29 @@ class Trained:
         parts = []
         for name in names:
             network = self.load(name)
-            if study.member(name).val_subset is None:
+            member = study.member(name)
+            if member.val_subset is None:
                 raise RunError(
                     f"member {name!r} has no val_subset, so it holds out no fold. Choose members made by argosy.kfold."
                 )
-            parts.append(self._predict_validation([network], study.member(name).val_subset))
+            parts.append(self._predict_validation([network], [member]))
         several = zip(*(flatten(part.outputs[0])[0] for part in parts), strict=True)
         return unflatten([_mean_of_parts(parts, outputs) for outputs in several], flatten(parts[0].outputs[0])[1])
 
     def _predict_validation(
-        self, networks: Sequence[nn.Module], indices: Sequence[int] | None, reducing: Reduced | None = None
+        self, networks: Sequence[nn.Module], members: Sequence[Member], reducing: Reduced | None = None
     ) -> Predicted:
-        """Run networks on validation samples of the study."""
+        """Run networks on the validation samples of these members, which have the same ones; no score counts targets that a loss ignores."""
         study = self.known_study()
         return predict(
             networks,
             study.data,
             seed=study.seed,
-            indices=indices,
+            indices=members[0].val_subset,
             preparation=study.data.on_device,
             sizes=_batch_sizes(study),
             reduced=reducing,
+            ignored={ignored_class(member.loss) for member in members},
         )
 
     def known_study(self) -> Study:

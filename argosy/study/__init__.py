@@ -13,9 +13,29 @@ from argosy.errors.spelling import did_you_mean, format_names, known_keywords
 from argosy.ragged import check_ragged
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 from argosy.study.data import Data
-from argosy.study.member import FACTORIES, IGNORED, Member, Repetition, accuracy, check_outside, sharing_warnings
+from argosy.study.member import (
+    FACTORIES,
+    IGNORED,
+    Member,
+    Repetition,
+    accuracy,
+    check_outside,
+    ignored_class,
+    sharing_warnings,
+)
 
-__all__ = ["FACTORIES", "IGNORED", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "sharing_warnings"]
+__all__ = [
+    "FACTORIES",
+    "IGNORED",
+    "Data",
+    "Member",
+    "Repetition",
+    "Study",
+    "Terms",
+    "accuracy",
+    "ignored_class",
+    "sharing_warnings",
+]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Columns of a history row other than a member's losses and metrics."""

@@ -27,7 +27,16 @@ from argosy.errors.spelling import known_keywords
 from argosy.readings import Outside
 from argosy.stopping import Stop, check_rule
 
-__all__ = ["FACTORIES", "IGNORED", "Member", "Repetition", "accuracy", "check_outside", "sharing_warnings"]
+__all__ = [
+    "FACTORIES",
+    "IGNORED",
+    "Member",
+    "Repetition",
+    "accuracy",
+    "check_outside",
+    "ignored_class",
+    "sharing_warnings",
+]
 
 LARGEST_SEED = 2**63
 CALLS = {
@@ -74,6 +83,17 @@ def accuracy(output: Any, target: Any) -> Any:
     if right.dim() == 1:
         return right
     return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
+
+
+def ignored_class(loss: Any) -> int:
+    """Return the class index that a loss ignores: its ``ignore_index``, as a module's or bound in a partial, or `IGNORED`.
+
+    >>> ignored_class(functools.partial(print, ignore_index=255))
+    255
+    """
+    bound = loss.keywords if isinstance(loss, functools.partial) else {}
+    index = bound.get("ignore_index", getattr(loss, "ignore_index", None))
+    return IGNORED if index is None else int(index)
 
 
 accuracy.__module__ = "argosy.study"  # where users import it from, and its name in the directories of earlier versions

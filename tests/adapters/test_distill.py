@@ -235,10 +235,14 @@ def test_what_cannot_be_learnt_is_refused(tmp_path: Path, wrong: dict[str, Any],
         argosy.distill(report, **{"into": member("student"), **wrong})
 
 
-def test_a_student_of_tokens_weighs_both_parts_alike_and_padding_counts_in_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignored", [-100, 0])
+def test_a_student_of_tokens_weighs_both_parts_alike_and_padding_counts_in_neither(
+    tmp_path: Path, ignored: int
+) -> None:
     y = torch.stack([Y, (X[:, 2] > 0).long(), torch.zeros_like(Y), Y], dim=1)
-    y[::2, 2:] = -100
-    make = partial(member, model=tagger, metrics={})
+    y[::2, 2:] = ignored
+    loss = None if ignored < 0 else nn.CrossEntropyLoss(ignore_index=ignored)
+    make = partial(member, model=tagger, metrics={}, loss=loss)
     study = argosy.Study(data=data("arrays", y), members=[make("teacher")], stop=argosy.MaxEpochs(3))
     teachers = argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
     teacher = teachers.best().load()
@@ -254,12 +258,13 @@ def test_a_student_of_tokens_weighs_both_parts_alike_and_padding_counts_in_neith
     network = tagger()
     optimizer = SGD(network.parameters(), lr=0.1)
     for at in torch.from_numpy(permutation(0, 0, 80)).split(20):
-        logits, answers, known = network(X[at]), teacher(X[at]).detach(), y[at] != -100
+        logits, answers, known = network(X[at]), teacher(X[at]).detach(), y[at] != ignored
         soft = functional.kl_div((logits / 2).log_softmax(1), (answers / 2).softmax(1), reduction="none").sum(1)
-        hard = functional.cross_entropy(logits, y[at], reduction="none")
-        of_samples = ((0.5 * hard + 0.5 * 4 * soft) * known).sum(1) / known.sum(1)
+        soft = (4 * soft * known).sum(1) / known.sum(1).clamp(min=1)
+        hard = functional.cross_entropy(logits, y[at], reduction="none", ignore_index=ignored)
+        hard = (hard * known).sum(1) / known.sum(1) if loss is None else loss(logits, y[at])
         optimizer.zero_grad()
-        of_samples.mean().backward()
+        (0.5 * hard + 0.5 * soft).mean().backward()
         optimizer.step()
     found = report.best().load()
     for mine, theirs in zip(found.parameters(), network.parameters(), strict=True):

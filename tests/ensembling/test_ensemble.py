@@ -810,14 +810,18 @@ def test_a_network_that_takes_no_batch_of_the_study_is_one_sentence(tmp_path: Pa
         report.predict(X[:14].numpy().astype("float64"))
 
 
-def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignored", [-100, 0, 255])
+def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: Path, ignored: int) -> None:
     y = torch.stack([Y, Y, torch.zeros_like(Y)], dim=1)
-    y[::2, 1:] = -100
+    y[::2, 1:] = ignored
+    loss = None if ignored < 0 else nn.CrossEntropyLoss(ignore_index=ignored, reduction="none")
     data = argosy.Data(arrays=(X[:900], y[:900]), val_arrays=(X[VAL], y[VAL]))
-    members = [member(name, metrics={}, model=partial(tagger, width)) for name, width in (("a", 8), ("b", 16))]
-    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(2))
+    tagging = [
+        member(name, metrics={}, loss=loss, model=partial(tagger, width)) for name, width in (("a", 8), ("b", 16))
+    ]
+    study = argosy.Study(data=data, members=tagging, stop=argosy.MaxEpochs(2), ensemble=argosy.EnsemblePlateau())
     report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
-    known = y[VAL] != -100
+    known = y[VAL] != ignored
     for combine in ("probabilities", "logits", "votes"):
         ensemble = report.ensemble(select="greedy", combine=combine, calibrate=True)
         with torch.no_grad():
@@ -825,8 +829,8 @@ def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: 
         assert ensemble.scores[0]["accuracy"] == pytest.approx(float((said.argmax(1) == y[VAL])[known].double().mean()))
     ensemble = report.ensemble()
     with torch.no_grad():
-        loss = functional.nll_loss(ensemble(X[VAL]).log(), y[VAL])
-    assert ensemble.scores[0]["nll"] == pytest.approx(float(loss), abs=1e-5)
+        mean = functional.nll_loss(ensemble(X[VAL]).log(), y[VAL], ignore_index=ignored)
+    assert ensemble.scores[0]["nll"] == pytest.approx(float(mean), abs=1e-5)
 
 
 def tagger(width: int) -> nn.Module:

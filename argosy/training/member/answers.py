@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import StudyError
-from argosy.study import Member
+from argosy.study import Member, ignored_class
 from argosy.training.device.devices import Backend, DeviceEvent
 
 __all__ = ["NO_CLASS", "Answers", "Kind", "answer_kind"]
@@ -70,8 +70,9 @@ class Answers:
                 return _thin_out((output.detach() - target).float())
             whole = not target.is_floating_point()
             if kind == "classes" and whole and output.shape[:1] + output.shape[2:] == target.shape:
-                known = target >= 0  # cross-entropy ignores negative targets
-                right = output.detach().float().softmax(dim=1).gather(1, target.long().clamp(min=0)[:, None])[:, 0]
+                known = target != ignored_class(self.member.loss)
+                classes = target.long().where(known, 0)
+                right = output.detach().float().softmax(dim=1).gather(1, classes[:, None])[:, 0]
                 # The minimum keeps the logarithm finite.
                 return _thin_out(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(

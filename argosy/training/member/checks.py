@@ -19,7 +19,7 @@ from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stopping import Mode
 from argosy.stream.own_generators import generators_of
-from argosy.study import IGNORED, Member
+from argosy.study import IGNORED, Member, ignored_class
 from argosy.training.member.running_average import norms_of
 
 __all__ = [
@@ -299,7 +299,7 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
         )
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
-    classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)
+    classes, ignored = output.shape[1], ignored_class(member.loss)
     unlabelled = int((target == IGNORED).sum()) if member.loss is None and target.dim() == 1 else 0
     if unlabelled:
         raise StudyError(
