@@ -135,6 +135,19 @@ def test_a_bootstrap_is_validated_on_what_it_did_not_draw() -> None:
     assert members[0].subset != members[1].subset
 
 
+def test_a_mean_over_bootstraps_is_in_its_interval_as_often_as_it_says() -> None:
+    draw, inside = np.random.RandomState(0), 0
+    members = argosy.bootstrap(studies.member("a"), 10, samples=100)
+    overlap = max(member.repetition.overlap for member in members)
+    for _ in range(1000):
+        x = draw.normal(size=100)
+        # The error of a mean: its expectation is the variance of the samples, and that of the mean of a bootstrap.
+        errors = [float(((x[m.val_subset] - x[m.subset].mean()) ** 2).mean()) for m in members]
+        low, high = Interval.of(errors, overlap=overlap).bounds
+        inside += low <= 1 + (2 - 1 / 100) / 100 <= high
+    assert 935 <= inside <= 970
+
+
 def test_what_is_fitted_to_a_fold_is_told_its_training_samples() -> None:
     told = []
 

@@ -109,7 +109,7 @@ class Repetition:
     """What distinguishes the repetition, such as ``seed=3``. Repetitions of two networks with the same value and the same validation
     samples are compared as a pair."""
     overlap: float = 0.0
-    """Number of validation samples per training sample, if the repetitions share training samples by design, as folds do; else 0."""
+    """Number of validation samples per distinct training sample, if the repetitions share training samples by design, as folds do; else 0."""
 
     @property
     def fold(self) -> int | None:
