@@ -318,3 +318,18 @@ def test_folds_of_different_splits_are_no_pairs(tmp_path: Path) -> None:
     assert str(report.compare("one", "elsewhere")).startswith(
         "val_loss: too few repetitions under the same seed or fold are done in both to tell one from elsewhere"
     )
+
+
+def test_of_equally_good_networks_some_look_worse_than_the_best_as_the_table_says() -> None:
+    draw = random.Random(0)
+    worse = []
+    for _ in range(50):
+        found = repetitions(
+            {f"c{n}": {seed: {"val_loss": draw.gauss(1.0, 0.1)} for seed in range(5)} for n in range(20)}
+        )
+        worse.append(sum(one.distinguishable for one in found.comparisons))
+    assert 2 <= statistics.fmean(worse) <= 4, "the tutorial says two to four"
+    table = EndTable.of_means(found)
+    assert table is not None and "not corrected for 19 comparisons with the best" in table.note
+    two = EndTable.of_means(repetitions({name: {seed: {"val_loss": 0.1 * seed} for seed in range(2)} for name in "ab"}))
+    assert two is not None and "corrected" not in two.note

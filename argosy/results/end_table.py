@@ -56,6 +56,8 @@ class EndTable:
         less = {each.first: each.told for each in repetitions.comparisons}
         difference = [f"{objective} minus that of {configurations[0].name}"] if less else []
         pairs = " Differences are taken pair by pair." if less else ""
+        if len(less) > 1:  # the best one is lucky, too
+            pairs += f" Their intervals are not corrected for {len(less)} comparisons with the best."
         same = [
             each.name
             for each in configurations
