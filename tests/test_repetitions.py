@@ -333,3 +333,4 @@ def test_of_equally_good_networks_some_look_worse_than_the_best_as_the_table_say
     assert table is not None and "not corrected for 19 comparisons with the best" in table.note
     two = EndTable.of_means(repetitions({name: {seed: {"val_loss": 0.1 * seed} for seed in range(2)} for name in "ab"}))
     assert two is not None and "corrected" not in two.note
+    assert "each in its own best section" in two.note, "a trial's mean is of one section of all its members"

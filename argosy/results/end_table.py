@@ -85,5 +85,5 @@ class EndTable:
         return cls(
             columns=columns,
             rows=tuple(row for _, row in sorted(zip(places, rows, strict=True), key=itemgetter(0))),
-            note=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}{alike}",
+            note=f"Means over repetitions, each in its own best section, ± half of their 95 % intervals, the best first.{pairs}{alike}",
         )
