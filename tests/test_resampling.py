@@ -237,6 +237,8 @@ def test_seeds_of_a_fold_are_one_value_of_its_interval() -> None:
     assert lacking.mean == Interval.of([1.0, 3.0]).mean == 2.0, (
         "a fold of which two seeds failed counts as much as the others"
     )
+    spread = Band.of("a", [{1.0: value} for value in (1.0, 1.0, 1.0, 3.0)], "std", draws=[0, 0, 0, 1])
+    assert spread.means == [2.0] and spread.bounds == [(1.0, 3.0)], "the band is around the mean that is drawn"
     assert Band.of("a", [{1.0: 1.0}, {1.0: 1.0}, {1.0: 3.0}], None, draws=[0, 0, 1]).means == [2.0]
 
 

@@ -59,6 +59,6 @@ def _band_bounds(
     if spread == "range":
         return min(values), max(values)
     if spread == "std":
-        deviation = statistics.stdev(values)
-        return interval.mean - deviation, interval.mean + deviation
+        mean, deviation = Interval.of(values, draws=draws).mean, statistics.stdev(values)
+        return mean - deviation, mean + deviation
     return interval.bounds
