@@ -28,7 +28,7 @@ from argosy.running.directory.query import query
 from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark, Span
 from argosy.views.html.devices import devices_of, idle_share
-from argosy.views.html.importance import importance
+from argosy.views.html.importance import chance, importance
 from argosy.views.html.page import page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.report import page_values, write_news, write_report
@@ -265,6 +265,13 @@ def test_importance_is_of_what_matters_and_expects_nothing_of_the_rest() -> None
     # Two groups whose ranks alternate explain less than chance would.
     assert importance([({"kind": "ab"[at % 2]}, float(at)) for at in range(8)]) == {"kind": 0.0}
     assert importance(results[:7]) == {} == importance([(parameters, math.nan) for parameters, _ in results])
+
+
+@pytest.mark.parametrize("trials", [8, 20, 100])
+def test_a_parameter_without_influence_shows_more_than_by_chance_in_one_of_ten_searches(trials: int) -> None:
+    draw = Random(trials)
+    found = [importance([({"noise": draw.random()}, draw.random()) for _ in range(trials)]) for _ in range(500)]
+    assert 0.06 < sum(one["noise"] > chance(trials) for one in found) / 500 < 0.14
 
 
 def test_importance_of_a_parameter_that_some_lack_is_among_those_that_have_it() -> None:

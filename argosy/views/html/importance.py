@@ -1,9 +1,10 @@
 """How much each hyper-parameter alone says about what was reached."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["importance"]
+__all__ = ["chance", "importance"]
 
 GROUPS = 4
 """Groups of like size that numbers are divided into."""
@@ -16,7 +17,7 @@ def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, 
 
     Counted are the results that have the parameter: whether it is there at all follows from another one, as the width of a second
     layer from their number. It is ε² of an analysis of variance over groups of equal or, for numbers, neighbouring values (Kelley 1935), 0 where
-    that is negative: unlike η² it expects nothing of a parameter without influence. Parameters that act only together show
+    that is negative: unlike η² it does not grow with the number of groups, but few results show a share by `chance`. Parameters that act only together show
     less than they matter. Ranks make it the same for a metric and its logarithm. None is of fewer than eight results.
     """
     pairs: dict[str, list[tuple[Any, float]]] = {}
@@ -28,6 +29,11 @@ def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, 
         name: _explained_share(_groups(configured), _ranks(values)) for name, (configured, values) in columns.items()
     }
     return {name: share for name, share in shares.items() if share is not None}
+
+
+def chance(results: int) -> float:
+    """Return the share that one in ten numbers without influence exceeds: 1.4 standard deviations of ε², for `GROUPS` groups of normal values."""
+    return min(1.4 * math.sqrt(2 * (GROUPS - 1) / ((results - GROUPS) * (results + 1))), 1.0)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -1538,7 +1538,7 @@ const build = () => {
             make(
               "p",
               {class: "note"},
-              `Share of the variance of the trials' ranks by ${values.objective} that each parameter explains alone, pruned trials included.`,
+              `Share of the variance of the trials' ranks by ${values.objective} that each parameter explains alone, pruned trials included. With so many trials, one in ten parameters without influence shows more than ${(values.chance * 100).toFixed(0)} %.`,
             ),
             shares,
           ),

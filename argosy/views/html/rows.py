@@ -12,7 +12,7 @@ from argosy.results.report import Report
 from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult
-from argosy.views.html.importance import importance
+from argosy.views.html.importance import chance, importance
 
 __all__ = ["Moments", "PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]
 
@@ -121,11 +121,11 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
     cells = [[_cell(_values_of_kind(row, kind).get(name)) for kind, name in columns] for row in rows]
     equal = [len(rows) > 1 and len({repr(names[at]) for names in cells}) == 1 for at in range(len(columns))]
     labels = shorten_names({row.name for row in rows}, LABEL)
-    weights = importance(
-        [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
-    )
+    results = [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
+    weights = importance(results)
     return {
         "metrics": metrics,
+        "chance": chance(len(results)) if weights else None,
         "columns": [
             {"kind": kind, "name": name, "equal": same, "weight": weights.get(name) if kind == "parameter" else None}
             for (kind, name), same in zip(columns, equal, strict=True)
