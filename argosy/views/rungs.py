@@ -39,11 +39,11 @@ def fill_brackets(
 
     Of schedulers without rungs, the page tells how many trials have come as far as twice the epochs before.
     """
-    epochs: dict[int, float] = {}
+    sections: dict[int, int] = {}  # 5/3 of an epoch and 1 + 2/3 differ as floating-point numbers
     for row in rows:
         if row.name in numbers:
             trial = numbers[row.name]
-            epochs[trial] = max(epochs.get(trial, 0.0), row.epochs)
+            sections[trial] = max(sections.get(trial, 0), sections_in(row.epochs, per_epoch))
     most = sections_in(terms["max_epochs"], per_epoch)
     scheduler, eta, count = terms["scheduler"], terms["eta"], terms["n_trials"]
     counted: list[tuple[range, Iterable[tuple[int | None, int]]]]
@@ -53,14 +53,14 @@ def fill_brackets(
         counted = [(one.trials, brackets.counts(one)) for one in brackets.brackets]
     else:
         budgets = rungs_of(most, eta if scheduler == "asha" else 2)
-        counted = [(range(max(epochs, default=-1) + 1), [(None, budget) for budget in budgets])]
+        counted = [(range(max(sections, default=-1) + 1), [(None, budget) for budget in budgets])]
     return [
         FilledBracket(
             trials=trials,
             rungs=tuple(
                 Rung(
                     epochs=budget / per_epoch,
-                    reached=sum(epochs.get(trial, 0.0) >= budget / per_epoch for trial in trials),
+                    reached=sum(sections.get(trial, 0) >= budget for trial in trials),
                     of=of,
                 )
                 for of, budget in counts

@@ -22,11 +22,11 @@ from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
-from argosy.tuning.trials import TrialsSoFar, statuses
+from argosy.tuning.trials import TrialResult, TrialsSoFar, statuses
 from argosy.views.drawing import draw, format_screen_line
 from argosy.views.html.report import page_values
 from argosy.views.news import News
-from argosy.views.rungs import rungs_of_all
+from argosy.views.rungs import fill_brackets, rungs_of_all
 from argosy.views.screen import Screen, ScreenContext, screen_of
 
 
@@ -322,3 +322,16 @@ def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, res
         if rest.get("warm", True):
             assert counts == Counter(row["status"] for row in page["rows"] if row["name"] in expected.trials)
     assert len({*report.trials.values()}) > 4
+
+
+@pytest.mark.parametrize(("per_epoch", "most"), [(1, 10), (3, 10), (7, 36), (12, 40)])
+def test_a_trial_that_ended_at_a_rung_has_reached_it_whatever_part_of_an_epoch_that_is(
+    per_epoch: int, most: int
+) -> None:
+    epochs = [at // per_epoch + (at % per_epoch + 1) / per_epoch for at in range(most)]
+    trial = TrialResult(name="", members=(), status="pruned", reason="", epochs=0, metrics={}, totals={})
+    rows = [replace(trial, name=f"net-{at}", epochs=ended) for at, ended in enumerate(epochs)]
+    terms = {"max_epochs": most / per_epoch, "scheduler": "asha", "eta": 2, "n_trials": most}
+    (bracket,) = fill_brackets(terms, per_epoch, rows, {row.name: at for at, row in enumerate(rows)})
+    for rung in bracket.rungs:
+        assert rung.reached == most + 1 - round(rung.epochs * per_epoch)
