@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,15 @@ def test_members_are_grouped_by_any_column(report: argosy.Report, pyplot: Any) -
     }.items():
         _, found = report.plot(by=by).get_legend_handles_labels()
         assert found == labels, by
+
+
+def test_a_member_without_the_metric_is_in_no_mean_of_it(report: argosy.Report, pyplot: Any) -> None:
+    best, *others = report.rows
+    sections = tuple(replace(ended, metrics={"val_loss": ended.metrics["val_loss"]}) for ended in best.sections)
+    some = replace(report, rows=(replace(best, sections=sections), *others))
+    lines, labels = some.plot("val_accuracy", by="optimizer.lr").get_legend_handles_labels()
+    at = labels.index(f"optimizer.lr = {best.hyperparameters['optimizer.lr']} (n = 2)")
+    assert len(lines[at].get_xydata()) == 6
 
 
 def test_hyperparameters_are_drawn_against_the_objective(report: argosy.Report, pyplot: Any) -> None:

@@ -332,7 +332,8 @@ class Report:
             best = rows[0].name if rows and rows[0].counts else None
             figures.draw_curves(axes, [row.curve(metric) for row in rows], metric, best)
         else:
-            bands = [band_of(name, [row for row in rows if row.counts], metric, band) for name, rows in groups.items()]
+            counted = {name: [row for row in rows if row.counts and row.curve(metric)] for name, rows in groups.items()}
+            bands = [band_of(name, rows, metric, band) for name, rows in counted.items()]
             figures.draw_bands(axes, [one for one in bands if one.count], metric)
         return axes
 
