@@ -92,8 +92,8 @@ def ignored_class(loss: Any) -> int:
     255
     """
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
-    index = bound.get("ignore_index", getattr(loss, "ignore_index", None))
-    return IGNORED if index is None else int(index)
+    index: object = bound.get("ignore_index", getattr(loss, "ignore_index", None))
+    return index if isinstance(index, int) else IGNORED
 
 
 accuracy.__module__ = "argosy.study"  # where users import it from, and its name in the directories of earlier versions
