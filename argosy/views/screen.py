@@ -325,11 +325,12 @@ def _search_progress(trials: TrialsSoFar) -> SearchProgress:
 
 
 def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
-    """Return the best so far, as `Report.leader` does; members that still train count."""
+    """Return the best so far, as `Report.leader` does; in means, members that still train count, and stopped ones do not."""
     reached, mode = _reached(study, states), mode_of(study.objective, study.mode)
     single = {one.name: reached[one.name] for one in study.members if one.repetition is None and one.name in reached}
+    counted = {name: value for name, value in reached.items() if states[name].status != "stopped"}
     repeated = [
-        (one.repetition, {study.objective: reached[one.name]} if one.name in reached else {})
+        (one.repetition, {study.objective: counted[one.name]} if one.name in counted else {})
         for one in study.members
         if one.repetition is not None
     ]

@@ -244,10 +244,11 @@ def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> 
     assert screen.best is not None
     assert (screen.best.name, screen.best.value.mean) == ("good", pytest.approx(sum(values[:3]) / 3))
     assert f"best val_loss {screen.best.value}, mean of 3 (good)" in format_screen_line(screen)
-    state.members["good-seed=1"].status = "diverged"
-    assert "mean of 2 of 3 (good)" in format_screen_line(
-        screen_of(asking(study), state, News(), phase="training", now=1.0)
-    )
+    for status in ("diverged", "stopped"):
+        state.members["good-seed=1"].status = status
+        assert "mean of 2 of 3 (good)" in format_screen_line(
+            screen_of(asking(study), state, News(), phase="training", now=1.0)
+        )
 
 
 def test_many_devices_have_one_line() -> None:
