@@ -274,3 +274,21 @@ def test_a_validation_may_drop_out_and_differentiate(tmp_path: Path, how: Any) -
     study = studies.study(fleet=[studies.member(metrics={}, **how)])
     report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
     assert report.best().epochs == 2
+
+
+class Remade(nn.Module):
+    """A network that makes a layer anew in each pass, which is in train() in validations too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.activation = nn.Tanh()
+        return self.linear(self.activation(x))
+
+
+def test_a_layer_that_a_pass_makes_is_no_change_of_mode() -> None:
+    member = argosy.Member("remade", model=Remade, optimizer=partial(SGD, lr=0.1), batch_size=8)
+    trial = Solo(alive(member))
+    trial.try_validation((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)

@@ -253,14 +253,16 @@ def check_step_updates(member: Member, model: nn.Module, optimizers: Iterable[to
             )
 
 
-def modes_of(model: nn.Module) -> list[bool]:
-    """Return whether each part of a network is in train(), except dropout layers, which a validation may put into train() on purpose."""
-    return [part.training for part in model.modules() if not isinstance(part, nn.modules.dropout._DropoutNd)]
+def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Return the parts of a network, each with whether it is in train(), except dropout layers, which a validation may put into train() on purpose."""
+    dropout = nn.modules.dropout._DropoutNd
+    return [(part, part.training) for part in model.modules() if not isinstance(part, dropout)]
 
 
-def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
+def check_modes(member: Member, modes: list[tuple[nn.Module, bool]]) -> None:
     """Raise StudyError if a validation has changed the mode of parts of the network, for example by calling train()."""
-    if modes_of(model) != modes:
+    # Layers that a forward pass makes, such as `self.act = nn.ReLU()`, are in train() whatever the network is in.
+    if any(part.training != mode for part, mode in modes):
         raise StudyError(
             f"member {member.name!r}: its {('step' if member.validate is None else 'validate')} calls train() on "
             "its network during validation too. It would be validated with dropout, and validation samples would "

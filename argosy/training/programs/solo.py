@@ -203,7 +203,7 @@ class Solo:
                 check_differentiated(live.member, error)
                 raise
             live.val.end(tried=True)
-            check_modes(live.member, live.model, modes)
+            check_modes(live.member, modes)
             with self._autocast():
                 live.val.check(rows, output, target)
         live.val.values()
