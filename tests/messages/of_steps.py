@@ -208,9 +208,6 @@ CASES = {
         member(model=studies.Mlp, average=argosy.LastK(5))
     ),
     "one schedule for several optimizers": lambda: trained(member(schedule=lambda optimizers: 3)),
-    "a schedule of several optimizers that watches a metric": lambda: trained(
-        member(schedule=lambda optimizers: {"all": ReduceLROnPlateau(optimizers["all"])})
-    ),
     "metrics with a step that returns only a loss": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
     "a LightningModule with an unsupported hook": lambda: lit(Hooked),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import argosy
 from argosy.stream.order import member_seed, permutation
@@ -292,3 +292,29 @@ def test_a_layer_that_a_pass_makes_is_no_change_of_mode() -> None:
     member = argosy.Member("remade", model=Remade, optimizer=partial(SGD, lr=0.1), batch_size=8)
     trial = Solo(alive(member))
     trial.try_validation((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)), 8)
+
+
+def annealing(optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return schedules of which one lowers the rate by the validation loss, as truncated backpropagation of language models does."""
+    return {
+        "g": StepLR(optimizers["generator"], 1),
+        "d": ReduceLROnPlateau(optimizers["discriminator"], patience=0, threshold=0.99),
+    }
+
+
+def test_a_schedule_of_several_optimizers_may_follow_the_objective(tmp_path: Path) -> None:
+    train(tmp_path, gan(schedule=annealing), epochs=1)
+    train(tmp_path, gan(schedule=annealing), epochs=3)
+    saved = checkpoint.load(tmp_path / "members" / "gan" / "last.pt")["optimizer"]["state"]
+    assert [saved[name]["param_groups"][0]["lr"] for name in ("generator", "discriminator")] == pytest.approx(
+        [0.01 * 0.1**3, 0.01 * 0.1**2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("per", "mode", "said"), [("step", "min", "at the end of an epoch"), ("epoch", "max", "has mode='max'")]
+)
+def test_such_a_schedule_is_refused_where_one_of_one_optimizer_is(per: Any, mode: Any, said: str) -> None:
+    watching = partial(ReduceLROnPlateau, mode=mode)
+    with pytest.raises(argosy.errors.StudyError, match=said):
+        alive(gan(schedule=lambda optimizers: {"g": watching(optimizers["generator"])}, schedule_per=per))

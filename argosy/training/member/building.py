@@ -69,7 +69,7 @@ def build_member(
         check_generators(member, [(f"layer {kind.__name__}", kind) for kind in kinds])
         model = model.to(backend.device)
         several = member.optimizers is not None
-        optimizer, schedule = build_own_optimizers(own, model) if several else _optimizer(own, model, mode)
+        optimizer, schedule = build_own_optimizers(own, model, mode) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     check_average_of(member, model)
     model.train()  # as before each epoch: a `train` of its own may keep layers in eval(), and copies are tried before the first one

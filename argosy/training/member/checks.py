@@ -138,29 +138,18 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
 
 
 def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any, mode: Mode) -> None:
-    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it in the wrong direction."""
+    """Raise StudyError for a schedule of another optimizer, or one that `check_stepped` refuses."""
     if schedule is not None:
-        check_stepped(member, "its schedule", schedule)
+        check_stepped(member, "its schedule", schedule, mode)
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
             f"member {member.name!r}: its schedule belongs to another optimizer. Build it for the optimizer passed "
             "to the factory: schedule=lambda optimizer: StepLR(optimizer, step_size=10)."
         )
-    if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
-        raise StudyError(
-            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is known at the end of an "
-            "epoch, not at each step. Remove schedule_per='step'."
-        )
-    if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
-        raise StudyError(
-            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r}, but the study's objective "
-            f"has mode {mode!r}, so it would lower the learning rate when the member improves. Use the same mode: "
-            f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
-        )
 
 
-def check_stepped(member: Member, what: str, schedule: Any) -> None:
-    """Raise StudyError for a schedule that cannot be stepped without arguments, or saved."""
+def check_stepped(member: Member, what: str, schedule: Any, mode: Mode) -> None:
+    """Raise StudyError for a schedule that cannot be stepped or saved, or that would need the objective at each step or in another direction."""
     problems = [f"has no {name}()" for name in ("step", "state_dict", "load_state_dict") if not hasattr(schedule, name)]
     if not problems and not isinstance(schedule, ReduceLROnPlateau):
         taken = inspect.signature(schedule.step).parameters.values()
@@ -172,6 +161,17 @@ def check_stepped(member: Member, what: str, schedule: Any) -> None:
             "schedule needs step() without arguments, state_dict() and load_state_dict(). Add what is missing, or "
             "use one of torch.optim.lr_scheduler, for example LambdaLR, which takes a function of the number of "
             "steps or epochs."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
+        raise StudyError(
+            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is known at the end of an "
+            "epoch, not at each step. Remove schedule_per='step'."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
+        raise StudyError(
+            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r}, but the study's objective "
+            f"has mode {mode!r}, so it would lower the learning rate when the member improves. Use the same mode: "
+            f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
@@ -31,6 +30,7 @@ from argosy.training.member.own import (
     load_schedule_state,
     optimizer_state,
     schedule_state,
+    step_schedule,
     strip_given,
 )
 from argosy.training.member.precision import LossScale
@@ -257,12 +257,8 @@ class LiveMember:
 
         Other sections of an epoch do not step it, because weights would depend on their number.
         """
-        if self.schedule is None or self.has_batch_schedule:
-            return
-        if isinstance(self.schedule, ReduceLROnPlateau):
-            self.schedule.step(objective)
-        else:
-            self.schedule.step()
+        if self.schedule is not None and not self.has_batch_schedule:
+            step_schedule(self.schedule, objective)
 
     def _metrics(self) -> dict[str, float]:
         metrics = {"train_loss": self.train.means(["loss"])["loss"]}

@@ -1,5 +1,6 @@
 """The optimizers and schedules of a member with its own step, which have the interface of one and are saved as one."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from argosy.errors import StudyError
+from argosy.stopping import Mode
 from argosy.study import Member
 from argosy.training.member.checks import check_parameters, check_stepped
 
@@ -22,6 +24,7 @@ __all__ = [
     "load_schedule_state",
     "optimizer_state",
     "schedule_state",
+    "step_schedule",
     "strip_given",
 ]
 
@@ -69,10 +72,10 @@ class OwnSchedules:
 
     by_name: Mapping[str, Any]
 
-    def step(self) -> None:
-        """Step all schedules."""
+    def step(self, objective: float = math.nan) -> None:
+        """Step all schedules; the objective is known at the end of an epoch."""
         for schedule in self.by_name.values():
-            schedule.step()
+            step_schedule(schedule, objective)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
@@ -82,6 +85,14 @@ class OwnSchedules:
         """Load all states."""
         for name, schedule in self.by_name.items():
             load_schedule_state(schedule, state[name])
+
+
+def step_schedule(schedule: Any, objective: float) -> None:
+    """Step a schedule at the end of an epoch, with the objective if it follows that."""
+    if isinstance(schedule, ReduceLROnPlateau | OwnSchedules):
+        schedule.step(objective)
+    else:
+        schedule.step()
 
 
 def schedule_state(schedule: Any) -> Any:
@@ -152,7 +163,7 @@ def strip_given(state: Any) -> Any:
     return {key: strip_given(item) for key, item in state.items() if not isinstance(item, GIVEN)}
 
 
-def build_own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
+def build_own_optimizers(member: Member, model: nn.Module, mode: Mode) -> tuple[OwnOptimizers, OwnSchedules | None]:
     """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
     by_name = member.optimizers(model)
@@ -172,10 +183,10 @@ def build_own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizer
     for name, optimizer in by_name.items():
         check_parameters(member, model, f"its optimizer {name!r}", optimizer)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
-    return OwnOptimizers(by_name, in_hooks), None if member.schedule is None else _schedules(member, by_name)
+    return OwnOptimizers(by_name, in_hooks), None if member.schedule is None else _schedules(member, by_name, mode)
 
 
-def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedules:
+def _schedules(member: Member, optimizers: Mapping[str, Optimizer], mode: Mode) -> OwnSchedules:
     assert member.schedule is not None
     by_name = member.schedule(optimizers)
     if not isinstance(by_name, Mapping):
@@ -185,11 +196,5 @@ def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedu
             "10)}."
         )
     for name, schedule in by_name.items():
-        check_stepped(member, f"its schedule {name!r}", schedule)
-        if isinstance(schedule, ReduceLROnPlateau):
-            raise StudyError(
-                f"member {member.name!r}: its schedule {name!r} is a ReduceLROnPlateau, which needs the objective "
-                "at each step. Schedules of several optimizers are stepped without it. Use one that needs no "
-                "metric, for example StepLR."
-            )
+        check_stepped(member, f"its schedule {name!r}", schedule, mode)
     return OwnSchedules(by_name)
