@@ -951,6 +951,13 @@ def test_fit_refuses_a_mask() -> None:
         argosy.fit(np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES.numpy(), member())
 
 
+def test_accuracy_of_tokens_says_how_to_move_their_classes() -> None:
+    output, target = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
+    with pytest.raises(StudyError, match=r"output.movedim\(-1, 1\) where classes come last"):
+        argosy.accuracy(output, target)
+    assert argosy.accuracy(output.movedim(-1, 1), target).shape == (2,)
+
+
 def test_accuracy_of_several_positions_per_sample_is_their_mean() -> None:
     output, target = torch.randn(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
     right = (output.argmax(1) == target).float()

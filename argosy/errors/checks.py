@@ -90,7 +90,8 @@ def check_classes(output: Any, target: Any) -> None:
     if of_target != (of_output[0], *of_output[2:]):
         raise StudyError(
             f"accuracy was given outputs of shape {list(of_output)} and targets of shape {list(of_target)}; it needs one class number per "
-            "sample. Pass target.flatten() for a column, target.argmax(1) for one-hot targets."
+            "sample. Pass target.flatten() for a column, target.argmax(1) for one-hot targets, output.movedim(-1, 1) where classes come "
+            "last, as those of tokens."
         )
 
 
