@@ -981,6 +981,50 @@ def test_buffers_of_earlier_samples_that_are_in_no_file_are_noted(kind: Any) -> 
     assert [note.partition(",")[0] for note in noted] == ["steps change 'pool' of the network"] * (kind is deque)
 
 
+class WithTeacher(nn.Module):
+    """A network with a teacher, which follows it in training only or, `always`, in validation too."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(12, 10), nn.Linear(12, 10).requires_grad_(False)
+        self.register_buffer("mask", (torch.arange(12) % 3 > 0).float())
+        self.always = always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.student.weight.data *= self.mask
+        if self.training or self.always:
+            self.teacher.weight.data.lerp_(self.student.weight.data, 0.1)
+        return self.student(x)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_each_validation_changes_is_noted(always: bool) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    noted = measure(start(studies.member(model=partial(WithTeacher, always))), block, validated=20).notes
+    assert [note.partition(",")[0] for note in noted] == [
+        "its validation changes 'teacher.weight' of the network"
+    ] * always
+
+
+class Recentred(nn.Module):
+    """A loss that moves its centre in each call, as DINO's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(10))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        losses = nn.functional.cross_entropy(output - self.center, target, reduction="none")
+        self.center = 0.9 * self.center + 0.1 * output.detach().mean(0)
+        return losses
+
+
+def test_a_loss_whose_buffer_each_validation_moves_is_noted() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    noted = measure(start(studies.member(loss=Recentred())), block, validated=20).notes
+    assert [note.partition(",")[0] for note in noted] == ["its validation changes 'center' of the loss"]
+
+
 class Carrying(nn.Linear):
     """A network that begins with the hidden state of its last pass, in validation if it `carries` it there, like many recurrent ones."""
 

@@ -73,7 +73,7 @@ from argosy.running.watch.view import View
 from argosy.stream.opening import identities_of_arrays
 from argosy.study import sharing_warnings
 from argosy.training.choice.measure import UNMOVED
-from argosy.training.choice.unsaved import LOADED, TOGETHER
+from argosy.training.choice.unsaved import LOADED, TOGETHER, VALIDATING
 
 __all__ = ["Driver", "drive"]
 
@@ -288,7 +288,7 @@ class Driver(DriverPart):
     def _warn_of_state(self, started: MemberStarted) -> None:
         """Warn of state through which a member may differ from training alone, from resuming, or from an optimizer over all weights; once per note."""
         for note in started.notes:
-            if any(words in note for words in (TOGETHER, LOADED, UNMOVED)) and note not in self._warned:
+            if any(words in note for words in (TOGETHER, LOADED, UNMOVED, VALIDATING)) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 

@@ -23,7 +23,7 @@ from argosy.stream.padding import make_batch
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_not_split
-from argosy.training.choice.unsaved import UnsavedState, training_code
+from argosy.training.choice.unsaved import UnsavedState, changed_by_validations, training_code
 from argosy.training.device.clock import Stopwatch
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
@@ -108,6 +108,7 @@ def measure_steps(
     state.note_further_steps(trial.live, schedule)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
     unsaved = state.warnings(trial, live, block, size)
+    unsaved += changed_by_validations(trial, block, size) if size else []
     resident = state_bytes(trial.live)
     return Measured(
         member=live.member.name,

@@ -34,7 +34,7 @@ from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "training_code", "UnsavedState"]
+__all__ = ["LOADED", "TOGETHER", "VALIDATING", "changed_by_validations", "training_code", "UnsavedState"]
 
 INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""
@@ -62,6 +62,7 @@ DRAWING = (
     "{} draws from its own generator, whose state is not in any checkpoint and is reset when the run resumes: "
     "draw from torch's default generator"
 )
+VALIDATING = "so weights depend on validation samples, and on how often they are validated"
 
 
 class UnsavedState:
@@ -253,6 +254,42 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
                 yield from [_sum(leaf) for leaf in leaves if id(leaf) not in saved]
             elif not isinstance(one, type | FunctionType | ModuleType | BasePruningMethod):  # its mask is a buffer
                 todo += getattr(one, "__dict__", {}).values()
+
+
+def changed_by_validations(trial: Solo, block: Block, size: int) -> list[str]:
+    """Return a sentence if validations change what a checkpoint holds, as a step does that moves an average in validation too.
+
+    What a second validation leaves as it is, such as weights that each pass masks, training would have changed as well.
+    """
+    before, changed = _sums(trial), set[str]()
+    for _ in range(2):
+        _validation_results(trial, block, size)
+        after = _sums(trial)
+        changed = {name for name, value in after.items() if before.get(name) != value}
+        if not changed:
+            return []
+        before = after
+    return [
+        f"its validation changes {min(changed)}, with which training goes on, {VALIDATING}: change it only if model.training, in a loss only "
+        "if torch.is_grad_enabled(), or pass a validate= that does not"
+    ]
+
+
+def _sums(trial: Solo) -> dict[str, str]:
+    """Return the sums of saved tensors that steps use, because copies would need as much memory."""
+    live = trial.live
+    states = {"network": live.model.state_dict(), **called_state(live.member, live.model)}
+    leaves = {
+        f"{key!r} of the {what}": one
+        for what, state in states.items()
+        if not what.startswith("validate") and isinstance(state, Mapping)
+        for key, one in state.items()
+        if isinstance(one, torch.Tensor) and one.layout is torch.strided and not (one.is_meta or one.is_quantized)
+    }
+    return {
+        where: repr(one.detach().sum(dtype=None if one.is_complex() else torch.float64).item())
+        for where, one in leaves.items()
+    }
 
 
 def _only_third_differs(results: Iterable[list[torch.Tensor]]) -> bool:
