@@ -5,6 +5,7 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import studies
 import torch
+from torch import nn
 
 from argosy.errors import WorkerError
 from argosy.protocol.events import MemberEnded, MemberRested, Saved, SectionEnded
@@ -517,6 +519,25 @@ def test_the_file_of_a_clones_source_is_none_of_its_own(study: Study, trainer: T
         here = trainer.assigned["odd"]
         assert here.files.own == (changes is None)
         assert here.live.snapshots is not None and bool(here.live.snapshots.weights) == (changes is None)
+
+
+def test_members_whose_programs_are_measured_have_their_turns_though_files_are_always_due(
+    tmp_path: Path, said: list[Any], driver: Listening
+) -> None:
+    """One that has made all steps of its round rests until the others have made theirs."""
+    names = "even", "odd", "third"
+    study = studies.study(
+        4 * ROWS, fleet=[studies.member(name, model=partial(nn.Linear, 12, 10), batch_size=8) for name in names]
+    )
+    trainer = make(study, tmp_path, said, driver, checkpoint_seconds=0.0)
+    trainer.obey(assign(1, *names))
+    for block in stream(study):
+        trainer.take(block, 1)
+        for _ in range(100):
+            trainer.go_on()
+        assert trainer.at_hand is None
+    assert len(events(said, SectionEnded)) == 3
+    assert all(instance.round is not None for instance in trainer.instances)
 
 
 def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

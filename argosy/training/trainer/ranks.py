@@ -76,6 +76,7 @@ class Ranks:
             elif move is Move.WHOLE:
                 if self.step(whole[0], block):
                     whole.popleft()
+                    continue  # it may have rested, without a step that could be interrupted
             else:
                 self._step_half(split[name], shards[name], cuts[name], move)
                 if name not in assigned:

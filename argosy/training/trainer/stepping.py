@@ -39,6 +39,8 @@ class Stepping:
     drop: Callable[[str], object]
     _left: bool = field(default=False, init=False)
     """Whether a whole instance beside split members has left steps of the block for the next pass."""
+    _interrupted: bool = field(default=False, init=False)
+    """Whether there was something to do after the last step of this pass."""
     _ranks: Ranks = field(init=False)
 
     def __post_init__(self, emit: Callable[[Any], None]) -> None:
@@ -52,14 +54,14 @@ class Stepping:
             self._program_choice.form_groups(block)
         if trains and any(instance.shard for instance in self._instances):
             return self._step_beside_split(block)
-        through = True
+        through, self._interrupted = True, False
         programs = [instance.program for instance in self._instances if trains]
         with run_concurrently(programs, partial(self._follow, block)):
             # A copy of the list, which changes when members end.
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
                     through = False
-                    if self.wanted():
+                    if self._interrupted:  # not by an instance that rests: the others would never have their turn
                         return False
         self._program_choice.settle()
         return through
@@ -159,7 +161,8 @@ class Stepping:
     def _called(self) -> bool:
         """Send a heartbeat after a step; returns whether to stop before the next."""
         self._heartbeat.beat()
-        return self.wanted()
+        self._interrupted = self.wanted()
+        return self._interrupted
 
 
 def _raise(error: Exception) -> None:
