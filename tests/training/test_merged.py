@@ -3,11 +3,14 @@
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.training.trainer.merged import Begin, Move, next_move
+from argosy.training.trainer.ranks import Ranks
 
 LENGTH = 60
 
@@ -162,3 +165,19 @@ def test_what_is_under_way_is_finished_where_a_section_ends_and_not_before() -> 
     assert next_move(None, ["a"], lambda name: False, whole=False, ends=False) is None
     assert next_move(None, ["a"], lambda name: False, whole=True, ends=True) == (Move.WHOLE, "")
     assert next_move(None, ["a"], lambda name: False, whole=False, ends=True) == (Move.FINISH, "a")
+
+
+def test_whole_members_have_their_turns_beside_one_that_rests_though_a_pass_is_always_interrupted() -> None:
+    turns: list[str] = []
+
+    def step(instance: Any, block: Any) -> bool:
+        del block
+        turns.append(instance.name)
+        return bool(instance.name == "resting")
+
+    nothing: Any = SimpleNamespace()
+    block: Any = SimpleNamespace(place=SimpleNamespace(last=False))
+    instances: Any = [SimpleNamespace(name=name, follow=bool, shard=None) for name in ("resting", "other")]
+    ranks = Ranks(nothing, nothing, nothing, step=step, stepped=nothing, called=lambda: True)
+    assert not ranks.through(instances, (), block)
+    assert turns == ["resting", "other"]
