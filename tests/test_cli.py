@@ -578,7 +578,9 @@ def test_a_command_that_may_not_write_says_so(
     monkeypatch.setattr("sys.argv", ["argosy", "report", "runs", "--html"])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert "Read-only file system: 'runs/.report.html.7'. Mount the disk as writable" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Read-only file system: 'runs/.report.html.7'. Mount the disk as writable" in said
+    assert said.endswith("or choose another directory; then repeat the command.\n")  # a report resumes no run
 
 
 def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:

@@ -25,14 +25,15 @@ MEANS = {
     errno.ENOMEM: "Memory has run out: use fewer devices (--devices cpu:1), fewer --loader-workers or smaller members",
     errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's pids limit",
 }
+RESUMES = "the same command resumes the run"
 NO_THREAD = "can't start new thread"
 """Python's message for EAGAIN, in a RuntimeError."""
 
 
-def disk_refused(error: Exception, what: str) -> DiskError:
-    """Return an error that says what could not be done, why, and what fixes it."""
+def disk_refused(error: Exception, what: str, then: str = RESUMES) -> DiskError:
+    """Return an error that says what could not be done, why, what fixes it, and what happens then."""
     number = error.errno if isinstance(error, OSError) else None
-    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'Check the disk')}; the same command resumes the run.")
+    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'Check the disk')}; {then}.")
 
 
 def files_refused(error: Exception | None = None) -> OSError | None:
@@ -46,7 +47,7 @@ def files_refused(error: Exception | None = None) -> OSError | None:
     return None
 
 
-def resources_refused(error: Exception, what: str) -> WorkerError | None:
+def resources_refused(error: Exception, what: str, then: str = RESUMES) -> WorkerError | None:
     """Return an error that explains a refused descriptor, memory allocation or process; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):
@@ -55,14 +56,15 @@ def resources_refused(error: Exception, what: str) -> WorkerError | None:
         number = errno.EAGAIN
     if number not in MEANS:
         return None
-    return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command resumes the run.")
+    return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; {then}.")
 
 
 def system_refused(error: Exception, what: str) -> ArgosyError | None:
-    """Return an error that explains a refused resource or file write; None for any other error."""
+    """Return an error of a command that need not be a run, for a refused resource or file write; None for any other error."""
+    then = "then repeat the command"
     if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:
-        return disk_refused(error, what)
-    return resources_refused(error, what)
+        return disk_refused(error, what, then)
+    return resources_refused(error, what, then)
 
 
 @contextlib.contextmanager
