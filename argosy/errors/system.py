@@ -23,11 +23,11 @@ MEANS = {
     errno.EMFILE: "Allow each process more open files: ulimit -n 4096",
     errno.ENFILE: "All programs of this machine have too many files open: close some, or raise fs.file-max",
     errno.ENOMEM: "Memory has run out: use fewer devices (--devices cpu:1), fewer --loader-workers or smaller members",
-    errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's pids limit",
+    errno.EAGAIN: "No more processes or threads are allowed: raise ulimit -u and ulimit -v, or the container's pids limit",
 }
 RESUMES = "the same command resumes the run"
 NO_THREAD = "can't start new thread"
-"""Python's message for EAGAIN, in a RuntimeError."""
+"""Python's message, in a RuntimeError, for EAGAIN; also if a limit on addresses (ulimit -v) leaves no room for a thread's stack."""
 
 
 def disk_refused(error: Exception, what: str, then: str = RESUMES) -> DiskError:

@@ -44,7 +44,11 @@ def test_means_are_told_apart(number: int) -> None:
 def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path) -> None:
     told = [
         (MemoryError(), WorkerError, "no memory. Memory has run out"),
-        (RuntimeError("can't start new thread"), WorkerError, "can't start new thread. No more processes.*ulimit -u"),
+        (
+            RuntimeError("can't start new thread"),
+            WorkerError,
+            "can't start new thread. No more.*threads.*ulimit -u.*-v",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), DiskError, "Free disk space"),
         (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk is failing"),
     ]
