@@ -63,6 +63,8 @@ def read_networks(path: Path) -> list[Network]:
                 )
                 for row in csv.DictReader(file, restval="", skipinitialspace=True)
             ]
+        if not networks:
+            raise ValueError("it has no rows")
         names = Counter(network.name for network in networks)
         if wrong := [network.name for network in networks if network.epochs < 1 or names[network.name] > 1]:
             raise ValueError(f"{wrong[0]!r} is listed twice, or has less than 1 epoch")

@@ -7,6 +7,7 @@ from pathlib import Path
 import forked
 import pytest
 
+from argosy.cli.simulated import read_networks
 from argosy.errors import PlanError
 from argosy.planning.forecast import forecast
 from argosy.planning.outcomes import Charges
@@ -95,6 +96,13 @@ def test_simulate_names_the_columns_that_every_row_needs(tables: Path, row: str)
     (tables / "networks.csv").write_text(f"{NETWORKS}{row}\n")
     found = simulate(tables, "networks.csv")
     assert found.returncode == 2 and "give it the columns name, samples_per_second" in found.stderr
+
+
+@pytest.mark.parametrize("text", ["", "notes\n", "name,samples_per_second,epochs,model_mb\n"])
+def test_a_table_without_rows_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    with pytest.raises(PlanError, match=r"notes.txt .*no rows.*give it the columns name"):
+        read_networks(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize("curve", ["0,0", "20,-37", ""])
