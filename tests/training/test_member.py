@@ -253,6 +253,42 @@ class Leading(SGD):
         self.inner.step()
 
 
+def both(network: nn.Module) -> dict[str, Any]:
+    """Return an optimizer that lets an inner one make its steps, as SAM, and the inner one beside it."""
+    leading = Leading(network.parameters(), shares=False, lr=0.1, momentum=0.9)
+    return {"inner": leading.inner, "leading": leading}
+
+
+def led(network: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
+    """A step of `both`."""
+    loss = nn.functional.cross_entropy(network(batch[0]), batch[1])
+    loss.backward()
+    optimizers["leading"].step()
+    optimizers["leading"].zero_grad()
+    return loss
+
+
+def told(network: nn.Module, batch: Any) -> torch.Tensor:
+    """The validation of `led`."""
+    return nn.functional.cross_entropy(network(batch[0]), batch[1])
+
+
+BOTH = {
+    "optimizer": None,
+    "optimizers": both,
+    "step": led,
+    "validate": told,
+    "metrics": {},
+    "schedule": lambda optimizers: {"leading": milestones(optimizers["leading"])},
+}
+
+
+def in_two(weights: Any) -> list[Any]:
+    """Return two optimizers."""
+    first, *others = weights
+    return [Adam([first], lr=0.1), SGD(others, lr=0.1, momentum=0.9)]
+
+
 def listed(weights: Any) -> list[Any]:
     """Return two optimizers, the first of which has one inside."""
     first, *others = weights
@@ -298,14 +334,35 @@ class SharpenedModule(Sharpened, nn.Module):
     """`Sharpened` as a module, whose own `state_dict` takes no arguments."""
 
 
+class Falling:
+    """A schedule that keeps the optimizer's groups, not the optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.groups, self.count = optimizer.param_groups, 0
+
+    def step(self) -> None:
+        self.count += 1
+        for group in self.groups:
+            group["lr"] = 0.1 / self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
 @pytest.mark.parametrize(
     "kinds",
     [
         {"schedule": milestones},
         {"schedule": WarmedUp},
+        {"schedule": Falling},
+        {"schedule": Falling, "optimizer": in_two},
         {"optimizer": partial(Around, lr=0.01)},
         {"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9), "schedule": milestones},
         {"optimizer": partial(Leading, shares=True, lr=0.1, momentum=0.9), "schedule": milestones},
+        BOTH,
         {"loss": Centred()},
         {"loss": Sharpened()},
         {"loss": SharpenedModule()},
@@ -314,9 +371,12 @@ class SharpenedModule(Sharpened, nn.Module):
     ids=[
         "milestones",
         "warm-up",
+        "schedule of groups",
+        "schedule of groups of a list",
         "around",
         "leading",
         "leading by one state",
+        "leading and inner",
         "loss with a buffer",
         "loss with a state",
         "module with a state",

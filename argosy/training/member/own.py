@@ -15,6 +15,7 @@ from argosy.errors import StudyError
 from argosy.stopping import Mode
 from argosy.study import Member
 from argosy.training.member.checks import check_parameters, check_stepped
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = [
     "OwnOptimizers",
@@ -130,20 +131,19 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     Torch casts all state except ``step`` to the dtype of its weight. Values that NAdam and ASGD keep in float32 for float64 weights
     would then round differently.
     """
+    if isinstance(optimizer, OwnOptimizers):
+        optimizer.load_state_dict(state)
+        return
     settings = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
     inside = _inside(optimizer)
-    # Torch replaces the groups and the state of the optimizer that it loads, which one inside it may share.
-    grouped = [one for one in inside.values() if [*map(id, one.param_groups)] == [*map(id, optimizer.param_groups)]]
-    stated = [one for one in inside.values() if one.state is optimizer.state]
+    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else ()
+    held = [(one, one.param_groups, [*one.param_groups], one.state) for one in (*inside.values(), *parts, optimizer)]
     optimizer.load_state_dict({key: value for key, value in state.items() if key != INSIDE})
     for name, of_inside in state.get(INSIDE, {}).items():
         load_optimizer_state(inside[name], of_inside)
-        if inside[name] in grouped:
-            optimizer.param_groups = inside[name].param_groups
-        if inside[name] in stated:
-            optimizer.state = inside[name].state
-    if not isinstance(optimizer, OwnOptimizers):
-        optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
+    for one, groups, each, own_state in held:
+        _load_into(one, groups, each, own_state)
+    optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
@@ -152,6 +152,18 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
             for name, value in state.get("state", {}).get(number, {}).items():
                 if isinstance(value, Tensor) and name in state_of_weight and state_of_weight[name].dtype != value.dtype:
                     state_of_weight[name] = value.to(state_of_weight[name].device, copy=True)
+
+
+def _load_into(optimizer: Any, groups: list[dict[str, Any]], each: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    """Put what an optimizer has loaded into the groups and the state that it had; a schedule, or an optimizer around it, may hold these too."""
+    loaded, loaded_state = [dict(group) for group in optimizer.param_groups], dict(optimizer.state)
+    for group, new in zip(each, loaded, strict=True):
+        group.clear()
+        group.update(new)
+    state.clear()
+    state.update(loaded_state)
+    groups[:] = each
+    optimizer.param_groups, optimizer.state = groups, state
 
 
 def strip_given(state: Any) -> Any:
