@@ -157,6 +157,33 @@ def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
     assert bits(other) == bits(straight)
 
 
+def unfreezing(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+    """Train the last layer, and from the second step on the first one, too."""
+    optimizer = optimizers["last"]
+    if optimizer.state and len(optimizer.param_groups) == 1:
+        optimizer.add_param_group({"params": model.discriminator[0].parameters(), "lr": 0.001})
+    loss = model.discriminator(batch[0]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_groups_that_a_step_has_added_are_saved(tmp_path: Path) -> None:
+    def last(model: Gan) -> dict[str, Any]:
+        return {"last": Adam(model.discriminator[2].parameters(), lr=0.1)}
+
+    member = argosy.Member("net", model=Gan, optimizers=last, step=unfreezing, validate=validate, batch_size=4)
+    whole, cut, other = alive(member), alive(member), alive(member)
+    steps(whole, 0, 4)
+    steps(cut, 0, 2)
+    checkpoint.save(checkpoint.to_plain(cut.state_dict()), tmp_path / "x.pt")
+    other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
+    assert [group["lr"] for group in other.optimizer.param_groups] == [0.1, 0.001]
+    steps(other, 2, 4)
+    assert bits(other) == bits(whole)
+
+
 def adding_up(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
     """Accumulate gradients without a step, like the first of several batches."""
     loss = model.discriminator(batch[0]).square().mean()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType
 from typing import Any
@@ -43,6 +43,10 @@ class OwnOptimizers:
     """The optimizers that the step receives."""
     in_hooks: bool = False
     """Whether hooks of weights may step them in the backward pass; copies of the network have no such hooks."""
+    weights: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """The network's weights by name."""
+    built: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of parameter groups from the factory; steps that unfreeze layers add others."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -58,12 +62,24 @@ class OwnOptimizers:
         """Do nothing: the member's own step has updated the weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all states, by name."""
-        return {"state": {name: optimizer_state(optimizer) for name, optimizer in self.by_name.items()}}
+        """Return all states, and the names of the weights in groups that steps have added, by optimizer."""
+        named = {id(weight): name for name, weight in self.weights.items()}
+        added = {
+            name: [
+                [named.get(id(weight), "") for weight in group["params"]] for group in optimizer.param_groups[count:]
+            ]
+            for name, count in self.built.items()
+            if len((optimizer := self.by_name[name]).param_groups) > count
+        }
+        states = {"state": {name: optimizer_state(one) for name, one in self.by_name.items()}}
+        return {**states, "added": added} if added else states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load all states."""
+        """Load all states into optimizers as the factory returns them, or with the groups that steps have added."""
         for name, optimizer in self.by_name.items():
+            missing = state.get("added", {}).get(name, [])[len(optimizer.param_groups) - self.built[name] :]
+            for group in missing:
+                optimizer.add_param_group({"params": [self.weights[weight] for weight in group]})
             load_optimizer_state(optimizer, state["state"][name])
 
 
@@ -195,7 +211,9 @@ def build_own_optimizers(member: Member, model: nn.Module, mode: Mode) -> tuple[
     for name, optimizer in by_name.items():
         check_parameters(member, model, f"its optimizer {name!r}", optimizer)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
-    return OwnOptimizers(by_name, in_hooks), None if member.schedule is None else _schedules(member, by_name, mode)
+    built = {name: len(optimizer.param_groups) for name, optimizer in by_name.items()}
+    own = OwnOptimizers(by_name, in_hooks, dict(model.named_parameters()), built)
+    return own, None if member.schedule is None else _schedules(member, by_name, mode)
 
 
 def _schedules(member: Member, optimizers: Mapping[str, Optimizer], mode: Mode) -> OwnSchedules:
