@@ -295,6 +295,25 @@ def listed(weights: Any) -> list[Any]:
     return [Leading([first], shares=False, lr=0.1, momentum=0.9), SGD(others, lr=0.1)]
 
 
+class Numbered(SGD):
+    """An optimizer with a number that only its own `state_dict` has."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        super().step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self.count}
+
+
+def counted(weights: Any) -> list[Any]:
+    """Return two optimizers, the first of which counts its steps."""
+    first, *others = weights
+    return [Numbered([first], lr=0.1), SGD(others, lr=0.1)]
+
+
 class Centred(nn.Module):
     """A loss with a moving average in a buffer, as DINO's centre of the teacher's outputs, and a frozen network."""
 
@@ -363,6 +382,7 @@ class Falling:
         {"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9), "schedule": milestones},
         {"optimizer": partial(Leading, shares=True, lr=0.1, momentum=0.9), "schedule": milestones},
         BOTH,
+        {"optimizer": listed, "schedule": milestones},
         {"loss": Centred()},
         {"loss": Sharpened()},
         {"loss": SharpenedModule()},
@@ -377,6 +397,7 @@ class Falling:
         "leading",
         "leading by one state",
         "leading and inner",
+        "leading in a list",
         "loss with a buffer",
         "loss with a state",
         "module with a state",
@@ -1476,7 +1497,7 @@ class Following(nn.Linear):
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),
-        ({"optimizer": listed}, "steps change 'inner' of its optimizer Leading"),
+        ({"optimizer": counted}, "steps change 'count' of its optimizer Numbered"),
         ({"loss": annealed()}, "steps change the outer variable 'calls'"),
         ({"loss": by_global}, "steps change the outer variable 'CALLS'"),
         ({"model": hooked}, "steps change the outer variable 'calls'"),

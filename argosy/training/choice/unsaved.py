@@ -160,7 +160,7 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
         states |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        # A list saves only the groups and states of its parts.
+        # A list saves only the groups and states of its parts, and of optimizers inside them.
         saves_items = not isinstance(live.optimizer, OptimizerList)
         unsaved = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
         states |= {
@@ -180,11 +180,9 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     attributes.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
     if isinstance(holder, torch.optim.Optimizer):
         in_file = "param_groups", "state", "defaults"
-        # Optimizers inside it are saved with it, but not by a list of optimizers.
+        # Optimizers inside it are saved with it.
         attributes = {
-            k: _state_tensors(v) if isinstance(v, torch.optim.Optimizer) else v
-            for k, v in attributes.items()
-            if k not in in_file
+            k: v for k, v in attributes.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)
         }
     if isinstance(holder, nn.Module):
         attributes = {
@@ -197,10 +195,6 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
         tokens = [token(leaf) for leaf in _state_in(value, saved)]
         if tokens:
             yield key, tokens
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [leaf for state in optimizer.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)]
 
 
 def _variable_tokens(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -137,6 +137,10 @@ def optimizer_state(optimizer: Any) -> dict[str, Any]:
 
 
 def _inside(optimizer: Any) -> dict[str, Optimizer]:
+    """Return the optimizers inside an optimizer, or inside those of a list."""
+    if isinstance(optimizer, OptimizerList):
+        parts = enumerate(optimizer.parts)
+        return {f"{number}.{name}": one for number, part in parts for name, one in _inside(part).items()}
     held = getattr(optimizer, "__dict__", {}).items()
     return {name: one for name, one in held if isinstance(one, Optimizer) and one is not optimizer}
 
