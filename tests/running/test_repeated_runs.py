@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ def test_a_choice_that_no_stopwatch_made_is_taken(
     times(monkeypatch, together=len(programs) > 1)  # times favor the opposite choice
     train(tmp_path / "like", study(), like=str(tmp_path / "run"))
     assert chosen(tmp_path / "like") == [([*map(len, programs)], True)]
+
+
+def test_a_run_that_continues_with_other_numerics_is_told(tmp_path: Path) -> None:
+    train(tmp_path, study("a"), numerics="exact")
+    with pytest.warns(
+        UserWarning, match=r"^numerics is 'equivalent', but the run began with 'exact', .* set numerics='exact'\.$"
+    ):
+        train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(4)))
 
 
 def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(

@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.backends.cpu import get_cpu_capability
@@ -20,6 +21,7 @@ from argosy.cluster import Cluster
 from argosy.disk.cached import Cached, choices_folder
 from argosy.disk.files import user_path
 from argosy.errors import PlanError, StudyError
+from argosy.errors.warned import warn_caller
 from argosy.planning import Policy, Situation
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
@@ -71,18 +73,23 @@ class Choices:
 
     @classmethod
     def of(cls, settings: Settings, cluster: Cluster, own: RunState, work_of: Callable[[str], str]) -> "Choices":
-        """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits."""
+        """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits.
+
+        Warns if they change the bits of a run that has begun.
+        """
+        for name, earlier in _differences(settings, own):
+            warn_caller(
+                f"{name} is {getattr(settings, name)!r}, but the run began with {earlier!r}, and its steps round differently. To "
+                f"continue it bit for bit, set {name}={earlier!r}."
+            )
         if settings.like is None:
             return cls(settings, cluster, own, None, work_of)
         like = RunState.of(read_journal(user_path(settings.like)))
-        earlier = {} if like.started is None else like.started.settings
-        for name in DECIDING:
-            wanted, value = earlier.get(name), getattr(settings, name)
-            if name in earlier and wanted != value:
-                raise StudyError(
-                    f"{name} is {value!r}, but the run {settings.like}, whose choices like= reuses, had "
-                    f"{wanted!r}, and its steps round differently. Set {name}={wanted!r}, or omit like=."
-                )
+        for name, earlier in _differences(settings, like):
+            raise StudyError(
+                f"{name} is {getattr(settings, name)!r}, but the run {settings.like}, whose choices like= reuses, had "
+                f"{earlier!r}, and its steps round differently. Set {name}={earlier!r}, or omit like=."
+            )
         return cls(settings, cluster, own, like, work_of)
 
     def notes_on_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -144,6 +151,12 @@ class Choices:
 
     def _key(self, *words: str) -> str:
         return Cached.key(*words, *self._machine)
+
+
+def _differences(settings: Settings, run: RunState) -> Iterator[tuple[str, Any]]:
+    """Return the name and the earlier value of each deciding setting that the last driver of a run had otherwise."""
+    earlier = {} if run.started is None else run.started.settings
+    return ((name, earlier[name]) for name in DECIDING if name in earlier and earlier[name] != getattr(settings, name))
 
 
 class RepeatingPolicy:
