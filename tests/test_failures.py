@@ -63,7 +63,9 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
             "and train with retry_failed=True."
         )
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
-        assert wild.endswith(". Lower its learning rate, clip its gradients, or look for NaN among its samples.")
+        assert wild.endswith(
+            ". Lower its learning rate, clip its gradients, or look for NaN among its samples, or for a loss that is a mean over nothing."
+        )
         assert {one.filename for one in told} == {__file__}
     shown = report.ending().text(200, 50)
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown

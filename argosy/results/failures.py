@@ -24,7 +24,7 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
                 fix = "Fix the cause, and fit again"
             warn_caller(f"member {row.failure}. {fix}.", MemberFailed)
         elif row.failed:
-            advice = "Lower its learning rate, clip its gradients, or look for NaN among its samples."
+            advice = "Lower its learning rate, clip its gradients, or look for NaN among its samples, or for a loss that is a mean over nothing."
             warn_caller(f"member {row.failure}. {advice}", MemberFailed)
 
 

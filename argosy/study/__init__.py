@@ -180,6 +180,11 @@ class Study:
                     f"members {first.name!r} and {member.name!r} are validated on different samples, but Study.ensemble needs the same "
                     "for all. Give all members the same val_subset, or none."
                 )
+            if ignored_class(member.loss) != ignored_class(first.loss):
+                raise StudyError(
+                    f"the losses of members {first.name!r} and {member.name!r} ignore different classes, {ignored_class(first.loss)} and "
+                    f"{ignored_class(member.loss)}, but Study.ensemble compares members on the same samples. Give all losses the same ignore_index."
+                )
             if member.step is not None:
                 raise StudyError(
                     f"member {member.name!r} has its own step, but Study.ensemble needs a loss that compares the network's outputs with "

@@ -265,6 +265,9 @@ CASES = {
     "Study.ensemble of members with different validation samples": lambda: steered(
         member("one", val_subset=range(20)), member("two", val_subset=range(20, 40))
     ),
+    "Study.ensemble of members whose losses ignore different classes": lambda: steered(
+        member("one"), member("two", loss=nn.CrossEntropyLoss(ignore_index=0))
+    ),
     "Study.ensemble of members with custom steps": lambda: steered(member(step=summed, metrics={})),
     "a steering ensemble of members whose losses do not show what they predict": lambda: argosy.train(
         steered(member(loss=summed, metrics={})), directory="runs/x", launcher="inline"
