@@ -1,7 +1,7 @@
 """Runs in which tests add, stop, rest and move members, and the check that each member equals itself alone."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from argosy.profiles import Profile
 from argosy.protocol.events import Used
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import MemberState, RunState
-from argosy.running.control import additions, ending
+from argosy.running.control import additions, driver
 from argosy.running.control.driver import Driver, drive
 from argosy.running.control.losses import Loss, RecoveryWay
 from argosy.running.control.rehearsal import RehearsalResult
@@ -171,12 +171,11 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep all checkpoints, so that whatever the journal ever named can be read later."""
 
-    def only_links(states: Iterable[MemberState], directory: Path) -> None:
-        for state in states:
-            settle_links(directory / "members" / state.name, state.saved[-1])
+    def only_links(state: MemberState, directory: Path) -> None:
+        settle_links(directory / "members" / state.name, state.saved[-1])
 
     monkeypatch.setattr(checkpoint, "keep_newest", lambda folder, keep: None)
-    monkeypatch.setattr(ending, "settle_files", only_links)
+    monkeypatch.setattr(driver, "settle_files", only_links)
 
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Driver], None]) -> None:

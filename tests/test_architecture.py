@@ -209,7 +209,7 @@ def test_one_part_of_the_driver_writes_the_journal_and_gives_commands() -> None:
                 users.setdefault(".".join(names[-2:]), set()).add(path.stem)
     assert users["journal.append"] == users["pool.send"] == {"carry_out"}
     assert users["workers.send"] == {"worker_pool"}
-    assert users["carry_out.record"] == {"barriers", "driver", "ending", "leg_starts"}
+    assert users["carry_out.record"] == {"barriers", "driver", "leg_starts"}
     assert users["carry_out.send"] == {"clones", "driver", "measurements"}
     assert users["pool.feed"] == users["pool.define"] == {"carry_out"}
     assert users["pool.stop_feeding"] | users["pool.probe"] == {"carry_out", "leg_starts"}

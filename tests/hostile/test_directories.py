@@ -83,7 +83,8 @@ def opening(directory: Path) -> None:
         Identity(directory, state.members, ProcessState.here()).check(STUDY)
         mine = [state.members[name] for name in STUDY.names if name in state.members]
         resume_points(mine, directory)
-        settle_files(mine, directory)
+        for one in mine:
+            settle_files(one, directory)
 
 
 READERS: tuple[Callable[[Path], object], ...] = (

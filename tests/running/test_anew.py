@@ -150,7 +150,7 @@ def killing(
 
     monkeypatch.setattr(owner, name, dying)
     # A killed driver does not write the end of its run.
-    monkeypatch.setattr(driver, "end_run", lambda *_, **__: None)
+    monkeypatch.setattr(driver.Driver, "end", lambda *_: None)
 
 
 @pytest.mark.parametrize("again", [["two"], ()], ids=["same command", "without fresh"])
@@ -165,7 +165,7 @@ def test_a_driver_that_is_killed_while_a_member_begins_anew(
         elif place == "rename":
             moved = anew.set_members_aside
             patch.setattr(driver, "set_members_aside", lambda *values: (moved(*values), kill()))
-            patch.setattr(driver, "end_run", lambda *_, **__: None)
+            patch.setattr(driver.Driver, "end", lambda *_: None)
         elif place == "study.json":
             killing(patch, Identity, "write")
         else:

@@ -15,7 +15,7 @@ from rich.console import Console
 import argosy
 from argosy.errors import MemberError, MemberFailed
 from argosy.protocol.events import SectionEnded
-from argosy.running.control import ending
+from argosy.running.control import driver
 from argosy.running.control.measuring import CostTable
 from argosy.running.directory.audit import audit
 from argosy.running.directory.records import Metrics
@@ -118,7 +118,7 @@ def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
         raise NotADirectoryError("no cache here")
 
     monkeypatch.setattr(CostTable, "remember", refuse)
-    monkeypatch.setattr(ending, "settle_files", refuse)
+    monkeypatch.setattr(driver, "settle_files", refuse)
     assert train(tmp_path).status == "done"
     ends, written = list[str](), Metrics.write
 
@@ -127,7 +127,7 @@ def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
         if ends:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(ending, "settle_files", lambda states, directory: ends.append("here"))
+    monkeypatch.setattr(driver, "settle_files", lambda state, directory: ends.append("here"))
     monkeypatch.setattr(Metrics, "write", fail_last)
     with pytest.raises(argosy.ArgosyError, match="Input/output error"):
         train(tmp_path, epochs=2)

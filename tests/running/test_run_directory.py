@@ -171,7 +171,7 @@ def test_files_are_settled_where_one_was_saved_twice(tmp_path: Path) -> None:
         file = folder / f"e0000-s{position}.pt"
         file.touch()
         member.saved.append(Checkpoint(file=file.name, sha256="", epoch=0, section=0, position=position))
-    settle_files([member], tmp_path)
+    settle_files(member, tmp_path)
     assert {path.name for path in folder.iterdir()} == {"last.pt", "e0000-s16.pt", "e0000-s24.pt"}
     assert (folder / "last.pt").readlink() == Path("e0000-s24.pt")
 

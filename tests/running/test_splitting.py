@@ -7,7 +7,7 @@ import pytest
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.protocol.trainer import SumsTimed
-from argosy.running.control.splitting import AllReduceTiming, make_cost_table
+from argosy.running.control.measuring import AllReduceTiming, CostTable
 from argosy.settings import Settings
 
 
@@ -30,7 +30,7 @@ def cluster(count: int, kind: str = "cpu") -> Cluster:
 def test_which_members_may_be_split_where(
     count: int, kind: str, numerics: Any, side_by_side: bool, words: str, groups: int
 ) -> None:
-    measuring = make_cost_table(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
+    measuring = CostTable.of(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
     assert measuring.groups == groups
     assert [note for note in measuring.notes if words and words in note] == list(measuring.notes)
     assert bool(measuring.notes) == bool(words)

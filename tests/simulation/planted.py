@@ -10,7 +10,6 @@ from typing import Any
 
 from argosy import planning
 from argosy.disk.files import append_flushed
-from argosy.running.control import ending
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.driver import Driver
 from argosy.running.control.faults import Faults
@@ -163,7 +162,7 @@ PLANTED = (
     ),
     Planted(
         "a run whose driver was killed when all was done is never reported as done",
-        ending.end_run,
+        Driver.end,
         "or untold",
         "",
         "93d5f3e",

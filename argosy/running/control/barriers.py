@@ -9,24 +9,15 @@ from collections.abc import Iterable, Mapping
 
 from argosy.plans import Flotilla
 from argosy.protocol.feeder import Held
-from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.decisions import Decisions
+from argosy.running.control.carry_out import ActingPart
 from argosy.running.control.legs import Gate, LiveLeg, assignment_changes, resplit_members
-from argosy.running.control.predictions import Predictions
-from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Verdict
 
 __all__ = ["Barriers", "assignments_of"]
 
 
-class Barriers(DriverPart):
+class Barriers(ActingPart):
     """Handles the barriers of all legs of a run."""
-
-    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
-        super().__init__(run)
-        self.decisions = decisions
-        self.carry_out = carry_out
-        self.predictions = predictions
 
     # ---- messages from workers
 

@@ -39,16 +39,16 @@ from argosy.running.control.verdicts import Fate, Newcomer, Verdict
 from argosy.running.control.worker_pool import FedLeg, Feeder
 from argosy.running.directory.study_json import write_json
 
-__all__ = ["CarryOut"]
+__all__ = ["ActingPart", "CarryOut"]
 
 
 class CarryOut(DriverPart):
     """Changes the legs and members of one run."""
 
-    def __init__(self, run: Run, decisions: Decisions, predictions: Predictions) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.decisions = decisions
-        self.predictions = predictions
+        self.decisions: Decisions = Decisions(run)
+        self.predictions: Predictions = Predictions(run)
         self._rendezvous: dict[str, str] = {}
         """By split member: where its devices find each other."""
 
@@ -475,3 +475,13 @@ class CarryOut(DriverPart):
         """Note that no member will rejoin this leg any more."""
         rejoining = self.members.rejoining.items()
         self.members.end_recovery([name for name, number in rejoining if number == leg.number])
+
+
+class ActingPart(DriverPart):
+    """Base class of the parts that decide what changes: with the queries that they ask, and what carries their decisions out."""
+
+    def __init__(self, run: Run, carry_out: CarryOut) -> None:
+        super().__init__(run)
+        self.carry_out = carry_out
+        self.decisions: Decisions = carry_out.decisions
+        self.predictions: Predictions = carry_out.predictions

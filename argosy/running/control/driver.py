@@ -27,6 +27,7 @@ from argosy.protocol.events import (
     MemberRested,
     MemberStarted,
     Retried,
+    RunEnded,
     Saved,
     SectionEnded,
 )
@@ -48,23 +49,21 @@ from argosy.protocol.trainer import (
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.barriers import Barriers
-from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.decisions import Decisions
-from argosy.running.control.ending import end_run
+from argosy.running.control.carry_out import ActingPart, CarryOut
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.measurements import Measurements
+from argosy.running.control.measuring import CostTable
 from argosy.running.control.members import State
-from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
-from argosy.running.control.run import DriverPart, Run
-from argosy.running.control.splitting import make_cost_table
+from argosy.running.control.resume import settle_files
+from argosy.running.control.run import Run
 from argosy.running.control.verdicts import Bringer, Judge
 from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.anew import set_members_aside
 from argosy.running.directory.journal import Journal
-from argosy.running.directory.records import make_run_started
+from argosy.running.directory.records import make_run_started, tree_cpu_seconds
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.interrupts import pausing_on_signal
@@ -85,20 +84,17 @@ POLL_SECONDS = 0.5
 """Seconds between two looks at signs of life and energy counters, and two writes of metrics."""
 
 
-class Driver(DriverPart):
-    """Drives one run: `drive` is the main loop, and `_handle` dispatches messages."""
+class Driver(ActingPart):
+    """Drives one run: `drive` is the main loop, `_handle` dispatches messages, and `end` comes last, whatever went wrong before."""
 
     def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
-        super().__init__(run)
+        super().__init__(run, CarryOut(run))
         self.anew = anew
         """Event that is applied to the state, but not yet in the journal."""
-        self.predictions: Predictions = Predictions(run)
-        self.decisions: Decisions = Decisions(run)
-        self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)
-        self.barriers: Barriers = Barriers(run, self.decisions, self.carry_out, self.predictions)
-        self.starts: LegStarts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
+        self.barriers: Barriers = Barriers(run, self.carry_out)
+        self.starts: LegStarts = LegStarts(run, self.carry_out)
         self.measurements: Measurements = Measurements(run, self.carry_out, self.starts, only_measure=only_measure)
-        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.measurements)
+        self.faults: Faults = Faults(run, self.carry_out, self.measurements)
         self.additions: Additions = Additions(run, self.carry_out, self.measurements)
         self.requests: Requests = Requests(run, self.carry_out, self.faults, self.additions)
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
@@ -207,6 +203,34 @@ class Driver(DriverPart):
         for _, message in self.pool.exit_workers(FAREWELL_SECONDS):
             if self.run.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
                 self.carry_out.record(message)
+
+    def end(self, status: str, reason: str) -> None:
+        """Clean up, write the final files, and journal the end of the run. Every step is tried even if others fail."""
+        run, state, before = self.run, self.state, self.state.ended
+        self.meter.poll()
+        ended = RunEnded(
+            status=status,
+            reason=reason,
+            seconds=time.monotonic() - run.began,
+            cpu_seconds=tree_cpu_seconds() - run.cpu_before,
+            joules=self.meter.joules,
+        )
+        # An earlier driver may have been killed after everything was done; then this one journals the end.
+        untold = state.started is not None and status == "done" != (before.status if before else "")
+        # Callbacks run last to first: the end is journaled once everything is closed, then flushed, and only then shown.
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(run.view.end)
+            last_first.callback(run.journal.commit)
+            if run.begun or run.pause_reason or untold:
+                last_first.callback(self.carry_out.record, ended)
+            last_first.callback(self.additions.close)
+            last_first.callback(run.metrics.write)
+            # The next run repeats these at its end.
+            with contextlib.suppress(OSError):
+                run.cost_table.remember(state, run.study)
+            for member in state.members.values():
+                with contextlib.suppress(OSError):
+                    settle_files(member, run.directory)
 
     # ---- messages
 
@@ -364,7 +388,7 @@ def drive(
     anew: BeganAnew | None = None,
 ) -> None:
     """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`."""
-    measuring = make_cost_table(job.settings, cluster, side_by_side=workers.side_by_side)
+    measuring = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
     run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)
     with contextlib.closing(run), pausing_on_signal(driver.requests.request_pause):
@@ -381,4 +405,4 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            end_run(run, driver.carry_out, driver.meter, status=status, reason=reason, close=driver.additions.close)
+            driver.end(status, reason)

@@ -12,15 +12,14 @@ from functools import partial
 
 from argosy.protocol.feeder import Parted
 from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory
-from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.decisions import Decisions
+from argosy.running.control.carry_out import ActingPart, CarryOut
 from argosy.running.control.hangs import Hangs
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Gate, LiveLeg
 from argosy.running.control.losses import Loss, RecoveryWay, Regrouping, next_micro_batches
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import State
-from argosy.running.control.run import DriverPart, Run
+from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
 from argosy.running.watch.phase import Phase
 from argosy.stream.heartbeat import Sign
@@ -34,13 +33,11 @@ HANGS_TO_LET_GO = 2
 """A trainer has this many times ``hang_seconds`` to release its members: once for the step at hand, and once for their files."""
 
 
-class Faults(DriverPart):
+class Faults(ActingPart):
     """Handles the faults of one run."""
 
-    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, measurements: Measurements) -> None:
-        super().__init__(run)
-        self.decisions = decisions
-        self.carry_out = carry_out
+    def __init__(self, run: Run, carry_out: CarryOut, measurements: Measurements) -> None:
+        super().__init__(run, carry_out)
         self.measurements = measurements
         self.starts: LegStarts = measurements.starts
         self.regrouping: Regrouping = Regrouping()

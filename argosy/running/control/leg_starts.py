@@ -9,25 +9,20 @@ from argosy.plans import Flotilla, Plan
 from argosy.protocol.events import Split
 from argosy.protocol.feeder import Leg, Probed
 from argosy.running.control.barriers import assignments_of
-from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.decisions import Decisions
+from argosy.running.control.carry_out import ActingPart, CarryOut
 from argosy.running.control.legs import LiveLeg
-from argosy.running.control.predictions import Predictions
-from argosy.running.control.run import DriverPart, Run
+from argosy.running.control.run import Run
 from argosy.running.control.sharing_choice import SharingChoice
 from argosy.running.control.worker_pool import FedLeg, Feeder
 
 __all__ = ["LegStarts"]
 
 
-class LegStarts(DriverPart):
+class LegStarts(ActingPart):
     """Starts the legs of one run."""
 
-    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
-        super().__init__(run)
-        self.decisions = decisions
-        self.carry_out = carry_out
-        self.predictions = predictions
+    def __init__(self, run: Run, carry_out: CarryOut) -> None:
+        super().__init__(run, carry_out)
         self.sharing: SharingChoice = SharingChoice(run.settings)
         self.measuring_leg: FedLeg | None = None
         """The leg that members were measured on; None once one of its workers is lost."""

@@ -11,12 +11,12 @@ from argosy.errors import PlanError
 from argosy.planning.memory import check_memory_fit
 from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
-from argosy.running.control.carry_out import CarryOut
+from argosy.running.control.carry_out import ActingPart, CarryOut
 from argosy.running.control.leg_starts import LegStarts
+from argosy.running.control.measuring import AllReduceTiming
 from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batch_norm, check_batches
-from argosy.running.control.run import DriverPart, Run
-from argosy.running.control.splitting import AllReduceTiming
+from argosy.running.control.run import Run
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
 from argosy.study import Member
@@ -24,12 +24,11 @@ from argosy.study import Member
 __all__ = ["Measurements"]
 
 
-class Measurements(DriverPart):
+class Measurements(ActingPart):
     """Measures the members of one run, and admits those that join."""
 
     def __init__(self, run: Run, carry_out: CarryOut, starts: LegStarts, *, only_measure: bool) -> None:
-        super().__init__(run)
-        self.carry_out = carry_out
+        super().__init__(run, carry_out)
         self.starts = starts
         self.only_measure = only_measure
         self.timing: AllReduceTiming = AllReduceTiming()

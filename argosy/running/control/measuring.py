@@ -1,22 +1,27 @@
-"""Costs of members: which have to be measured, which are known, and the resulting profiles."""
+"""Costs of members and of all-reduces: which have to be measured, which are known, and the resulting profiles."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from torch.nn.modules.loss import _Loss
 
+from argosy.cluster import Cluster
 from argosy.profiles import Profile, largest_measured_group
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
-from argosy.protocol.trainer import Measure, Measured
+from argosy.protocol.trainer import Measure, Measured, SumsTimed, TimeSums
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.costs import Link, ObservedRates, even_out, fusion_digest, profile_of
+from argosy.settings import Settings
 from argosy.study import FACTORIES, Member, Study
 
-__all__ = ["CostTable"]
+__all__ = ["AllReduceTiming", "CostTable"]
 
+MOST_RANKS = 4
+"""Largest number of devices that is measured; costs of larger groups are extrapolated (FLEET's Equation 5)."""
 WORTH_A_CORRECTION = 0.1
 """Relative difference at which plans switch to the observed rate of members; smaller differences are noise."""
 
@@ -61,6 +66,17 @@ class CostTable:
 
     def __post_init__(self, exact: bool) -> None:
         self.observed = ObservedRates(exact=exact)
+
+    @classmethod
+    def of(cls, settings: Settings, cluster: Cluster, *, side_by_side: bool) -> "CostTable":
+        """Return what a run measures of its members: shards too, if there are devices to split them over."""
+        devices, exact, unsplit = len(cluster.devices), settings.numerics == "exact", ""
+        if devices > 1 and exact:
+            unsplit = "numerics is 'exact', and sums over devices round differently"
+        elif devices > 1 and not side_by_side:
+            unsplit = "this launcher steps its devices one after another"
+        groups = 1 if unsplit else min(devices, MOST_RANKS)
+        return cls(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, exact=exact)
 
     @property
     def shapes(self) -> dict[str, str]:
@@ -297,6 +313,40 @@ class CostTable:
         """Set the cost of an all-reduce."""
         self.link = link
         self._clear_profiles()
+
+
+class AllReduceTiming:
+    """Lets trainers time all-reduces over their group."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[str, ...] = ()
+        self._found: dict[str, SumsTimed] = {}
+        self.over: bool = False
+        """Whether timing is finished."""
+
+    def commands(self, devices: Sequence[str], rendezvous: Callable[[], str]) -> dict[str, TimeSums]:
+        """Return commands for the first of these devices; none while an earlier request is pending."""
+        if self._asked:
+            return {}
+        self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
+        size, where = len(self._asked), rendezvous()
+        return {device: TimeSums(rendezvous=where, rank=rank, size=size) for rank, device in enumerate(self._asked)}
+
+    def forget(self) -> None:
+        """Discard a request, because a trainer that was asked is lost."""
+        self._asked, self._found = (), {}
+
+    def handle(self, device: str, timed: SumsTimed) -> Link | None:
+        """Handle an answer; return the result if it was the last one, else None. None also if timing failed."""
+        if device not in self._asked:
+            return None
+        self._found[device] = timed
+        if len(self._found) < len(self._asked):
+            return None
+        self.over = True
+        short = max(answer.short_seconds for answer in self._found.values())
+        long = max(answer.long_seconds for answer in self._found.values())
+        return Link.measured(len(self._asked), short, long) if long < math.inf else None
 
 
 def _work_key(member: Member) -> object:

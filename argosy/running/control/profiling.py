@@ -11,7 +11,6 @@ from argosy.running.control.costs import ASSUMED_LINK, Costs
 from argosy.running.control.driver import Driver
 from argosy.running.control.measuring import CostTable
 from argosy.running.control.run import Run
-from argosy.running.control.splitting import make_cost_table
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.view import Silent
@@ -38,7 +37,7 @@ def measure(
 
 def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
     """Measure, and return the plan with which a run of the job would start; raises PlanError like `measure`."""
-    measuring = make_cost_table(job.settings, cluster, side_by_side=workers.side_by_side)
+    measuring = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
     return _measured(job, cluster, workers, journal, measuring).starts.plan()
 
 

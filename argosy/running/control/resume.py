@@ -89,14 +89,13 @@ def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -
     )
 
 
-def settle_files(states: Iterable[MemberState], directory: Path) -> None:
-    """Update links and delete old files as the journal says, because a trainer may have been lost before it did."""
-    for state in states:
-        folder = directory / "members" / state.name
-        present = [saved for saved in state.saved if (folder / saved.file).exists()]
-        if present:
-            settle_links(folder, present[-1])
-        kept = {name for saved in present[-STAY:] for name in (saved.file, saved.best)}
-        # By name, because a section that was trained again is journaled twice with the same file.
-        for file in dict.fromkeys(saved.file for saved in present[:-STAY] if saved.file not in kept):
-            (folder / file).unlink()
+def settle_files(state: MemberState, directory: Path) -> None:
+    """Update a member's links and delete its old files as the journal says, because its trainer may have been lost before it did."""
+    folder = directory / "members" / state.name
+    present = [saved for saved in state.saved if (folder / saved.file).exists()]
+    if present:
+        settle_links(folder, present[-1])
+    kept = {name for saved in present[-STAY:] for name in (saved.file, saved.best)}
+    # By name, because a section that was trained again is journaled twice with the same file.
+    for file in dict.fromkeys(saved.file for saved in present[:-STAY] if saved.file not in kept):
+        (folder / file).unlink()
