@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import argosy
-from argosy.running.doctor.machine_checks import WANTED_VERSIONS
+from argosy.running.doctor.machine import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 ROOMS = [

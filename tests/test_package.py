@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import argosy
-from argosy.running.doctor.machine_checks import EXTRAS
+from argosy.running.doctor.machine import EXTRAS
 from argosy.tracking import TRACKERS
 
 ROOT = Path(__file__).parents[1]

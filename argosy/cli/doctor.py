@@ -11,7 +11,7 @@ from argosy.errors import StudyError
 from argosy.views.output import Json, print_output, print_table
 
 if TYPE_CHECKING:
-    from argosy.running.doctor.machine_checks import Check
+    from argosy.running.doctor.checks import Check
 
 __all__ = ["doctor"]
 

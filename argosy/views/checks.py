@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from argosy.running.doctor.machine_checks import Check
+from argosy.running.doctor.checks import Check
 from argosy.views.output import as_text
 
 __all__ = ["checks_table"]

@@ -13,8 +13,8 @@ import forked
 import pytest
 
 from argosy.running.doctor import machine as doctor
-from argosy.running.doctor import machine_checks
-from argosy.running.doctor.machine_checks import Check, Gpus
+from argosy.running.doctor.checks import Check
+from argosy.running.doctor.machine import Gpus
 from argosy.running.launch import limits
 
 GIB = 2**30
@@ -115,25 +115,25 @@ GPUS = {
 @pytest.mark.parametrize("name", GPUS)
 def test_gpus(name: str) -> None:
     gpus, ok, fix = GPUS[name]
-    check = machine_checks.judge_gpus(gpus)
+    check = doctor.judge_gpus(gpus)
     assert check.ok is ok
     assert fix in check.fix
     assert bool(check.fix) is not ok
 
 
 def test_accelerators_that_are_not_nvidias_are_not_denied() -> None:
-    assert "AMD or Intel GPUs" in machine_checks.judge_gpus(GPUS["none"][0]).found
+    assert "AMD or Intel GPUs" in doctor.judge_gpus(GPUS["none"][0]).found
 
 
 FAILING = {
-    "old torch": machine_checks.judge_versions({"python": "3.12.1", "torch": "2.9.1+cu124", "numpy": "2.0.0"}),
-    "no numpy": machine_checks.judge_versions({"python": "3.12.1", "torch": "2.10.0", "numpy": None}),
-    "half a core": machine_checks.judge_cores(64, 64, 0.5),
-    "little memory": machine_checks.judge_memory(64 * GIB, GIB, devices=2),
-    "low hard limit": machine_checks.judge_files((16, 16), workers=4),
-    "few processes": machine_checks.judge_processes(100, 98, workers=4),
-    "full disk": machine_checks.judge_disk(Path("/runs"), 1000, True),
-    "read-only disk": machine_checks.judge_disk(Path("/runs"), 100 * GIB, False),
+    "old torch": doctor.judge_versions({"python": "3.12.1", "torch": "2.9.1+cu124", "numpy": "2.0.0"}),
+    "no numpy": doctor.judge_versions({"python": "3.12.1", "torch": "2.10.0", "numpy": None}),
+    "half a core": doctor.judge_cores(64, 64, 0.5),
+    "little memory": doctor.judge_memory(64 * GIB, GIB, devices=2),
+    "low hard limit": doctor.judge_files((16, 16), workers=4),
+    "few processes": doctor.judge_processes(100, 98, workers=4),
+    "full disk": doctor.judge_disk(Path("/runs"), 1000, True),
+    "read-only disk": doctor.judge_disk(Path("/runs"), 100 * GIB, False),
 }
 
 
@@ -144,13 +144,13 @@ def test_what_fails_has_a_mend(name: str) -> None:
 
 
 FINE = {
-    "pre-release": machine_checks.judge_versions({"python": "3.11.0", "torch": "2.10.0a0", "numpy": "2.0.0"}),
-    "quota": machine_checks.judge_cores(64, 8, 3.5),
-    "no limit on files": machine_checks.judge_files((resource.RLIM_INFINITY, resource.RLIM_INFINITY), workers=4),
-    "no limit on processes": machine_checks.judge_processes(None, 5000, workers=4),
-    "no /dev/shm": machine_checks.judge_dev_shm(None),
-    "tiny /dev/shm": machine_checks.judge_dev_shm(2**20),
-    "no extras": machine_checks.judge_extras(dict.fromkeys(machine_checks.EXTRAS)),
+    "pre-release": doctor.judge_versions({"python": "3.11.0", "torch": "2.10.0a0", "numpy": "2.0.0"}),
+    "quota": doctor.judge_cores(64, 8, 3.5),
+    "no limit on files": doctor.judge_files((resource.RLIM_INFINITY, resource.RLIM_INFINITY), workers=4),
+    "no limit on processes": doctor.judge_processes(None, 5000, workers=4),
+    "no /dev/shm": doctor.judge_dev_shm(None),
+    "tiny /dev/shm": doctor.judge_dev_shm(2**20),
+    "no extras": doctor.judge_extras(dict.fromkeys(doctor.EXTRAS)),
 }
 
 

@@ -24,8 +24,8 @@ from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.lock import make_own_directory
 from argosy.running.directory.studyfile import load_study
 from argosy.running.directory.versions import versions
+from argosy.running.doctor.checks import Check
 from argosy.running.doctor.cluster_checks import Findings, MeasuredLink, NodeInfo, Samples, judge_cluster
-from argosy.running.doctor.machine_checks import Check
 from argosy.running.hosts.notices import connect_to_driver, listener_and_notice, make_board, read_certificate, read_key
 from argosy.running.hosts.place import JobPlace, find_job_place
 from argosy.stream.listener import Listener, dial

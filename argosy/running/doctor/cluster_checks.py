@@ -6,7 +6,7 @@ Rank 0 is the reference: if a node differs from it, that node must be fixed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.running.doctor.machine_checks import Check, make_check
+from argosy.running.doctor.checks import Check, make_check
 
 __all__ = ["NodeInfo", "MeasuredLink", "Findings", "Samples", "judge_cluster"]
 
