@@ -57,10 +57,6 @@ def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: 
     return make(*arguments).replace(co_filename=file)
 
 
-class _Unpicklable(Exception):  # noqa: N818
-    """Raised from the error of a user's object that cannot be pickled; the message describes it."""
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that keeps the file names of code, for tracebacks, and avoids two of cloudpickle's faults.
 
@@ -138,12 +134,7 @@ def _spec(module: str) -> ModuleSpec | None:
 def pickle_members(members: Iterable[Member]) -> bytes:
     """Pickle members; raises StudyError naming the first one that cannot be sent to another process."""
     members = tuple(members)
-    try:
-        return _dumps(members)
-    except _Unpicklable as error:
-        raise StudyError(
-            f"{_first_unpicklable(members)} cannot be sent to another process: {error}. {ADVICE}"
-        ) from error
+    return _dumps(members, lambda: (_first_unpicklable(members), ADVICE))
 
 
 def make_enlist(members: tuple[Member, ...]) -> Enlist:
@@ -175,10 +166,7 @@ def make_blobs(job: Job) -> dict[str, int]:
 
 def write_blob(value: Any, what: str) -> int:
     """Write a value into an anonymous memory file; raises StudyError if it cannot be sent to another process."""
-    try:
-        return _blob(value)[0]
-    except _Unpicklable as error:
-        raise StudyError(f"{what} cannot be sent to another process: {error}. {ADVICE}") from error
+    return _blob(value, lambda: (what, ADVICE))[0]
 
 
 def write_data_blob(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
@@ -186,16 +174,16 @@ def write_data_blob(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
 
     Returns its descriptor, and the files that the data map; raises StudyError if the data cannot be sent.
     """
-    try:
-        return _blob(data)
-    except _Unpicklable as error:
+
+    def describe() -> tuple[str, str]:
         split = "val" if _is_picklable(data.train) else "train"
         name = type(getattr(data, split)).__name__
-        raise StudyError(
-            f"Data.{split} ({name}) cannot be sent to another process: {error}. Each process that reads data "
-            f"needs its own files and connections. Pass a function that opens them, Data({split}=lambda: "
-            f"{name}(...)), or open them with the first sample."
-        ) from error
+        return f"Data.{split} ({name})", (
+            "Each process that reads data needs its own files and connections. Pass a function that opens them, "
+            f"Data({split}=lambda: {name}(...)), or open them with the first sample."
+        )
+
+    return _blob(data, describe)
 
 
 def load_blob(descriptor: int) -> Any:
@@ -246,30 +234,32 @@ def _map(file: MappedFile, dtype: Any, mode: Any, offset: int, shape: tuple[int,
 
 
 @contextlib.contextmanager
-def _pickling() -> Iterator[None]:
+def _refusing(describe: Callable[[], tuple[str, str]]) -> Iterator[None]:
+    """Raise StudyError for an object that cannot be pickled; `describe` returns which one it is, and what to do."""
     try:
         yield
     except StudyError:
         raise
     except Exception as error:  # boundary to the user's objects, which raise anything when they are pickled
-        raise _Unpicklable(repr(error)) from error
+        what, advice = describe()
+        raise StudyError(f"{what} cannot be sent to another process: {error!r}. {advice}") from error
 
 
-def _blob(value: Any) -> tuple[int, tuple[MappedFile, ...]]:
-    """Write a value into a memory file; returns its descriptor, and the files that the value maps. Raises _Unpicklable."""
+def _blob(value: Any, describe: Callable[[], tuple[str, str]]) -> tuple[int, tuple[MappedFile, ...]]:
+    """Write a value into a memory file; returns its descriptor, and the files that the value maps. Raises what `_refusing` does."""
     descriptor = memory_file("argosy-blob")
     with contextlib.ExitStack() as undone:
         undone.callback(os.close, descriptor)
-        with _pickling(), os.fdopen(os.dup(descriptor), "wb") as file:
+        with _refusing(describe), os.fdopen(os.dup(descriptor), "wb") as file:
             files = _write(value, file)
         undone.pop_all()
     return descriptor, files
 
 
-@_pickling()
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any, describe: Callable[[], tuple[str, str]]) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    with _refusing(describe):
+        _Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
@@ -281,7 +271,7 @@ def _first_unpicklable(members: Iterable[Member]) -> str:
 
 def _is_picklable(value: Any) -> bool:
     try:
-        _dumps(value)
-    except _Unpicklable:
+        _dumps(value, lambda: ("it", ADVICE))
+    except StudyError:
         return False
     return True
