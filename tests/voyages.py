@@ -27,7 +27,7 @@ from argosy.protocol.events import (
     WorkerLost,
 )
 from argosy.protocol.packs import Packed
-from argosy.running.directory.lines import to_line
+from argosy.running.directory.journal import to_line
 from argosy.running.directory.study_json import summarize, write_json
 
 __all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "ended", "flotilla", "leave", "scheduler", "started"]

@@ -1,4 +1,4 @@
-"""Events of a run. Each journaled event becomes one line (`argosy.running.directory.lines`)."""
+"""Events of a run. Each journaled event becomes one line (`argosy.running.directory.journal`)."""
 
 from collections.abc import Mapping
 from dataclasses import field

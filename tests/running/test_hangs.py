@@ -16,7 +16,7 @@ import torch
 
 from argosy import Data
 from argosy.running.control.hangs import OBSERVATIONS, Hangs
-from argosy.running.launch.activity import tree_activity
+from argosy.running.launch.processes import tree_activity
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat, Sign
 from argosy.stream.loaders import Task, start_loader

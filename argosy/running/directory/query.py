@@ -14,7 +14,7 @@ from argosy.errors import RunError
 from argosy.errors.wording import escape_unprintable
 from argosy.protocol.events import Event
 from argosy.results.report import Report
-from argosy.running.directory.lines import to_line
+from argosy.running.directory.journal import to_line
 from argosy.running.directory.loading import load_timed
 
 __all__ = ["Answer", "columns_of", "query"]

@@ -27,7 +27,6 @@ from argosy.cluster import Cluster
 from argosy.disk.files import make_folder, open_append
 from argosy.protocol.feeder import Lend
 from argosy.protocol.trainer import Attach, Lost
-from argosy.running.launch.activity import process_activity, tree_activity
 from argosy.running.launch.discovery import discover
 from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, error_line
 from argosy.running.launch.limits import restrict_to_cores
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from argosy.running.launch.launcher import Job
     from argosy.study import Member
 
-__all__ = ["ProcessWorkers", "Processes"]
+__all__ = ["ProcessWorkers", "Processes", "tree_activity"]
 
 POLL_SECONDS = 2.0
 """Seconds between two checks for stopped processes; a check reads about every process of the machine."""
@@ -47,6 +46,8 @@ NEWS_SECONDS = 0.5
 """Seconds, after a worker's connection broke, that the fork server has to report how the worker ended."""
 FAREWELL_SECONDS = 2.0
 """Seconds that the last messages to live workers may take."""
+BYTES_PER_SECOND = 1e8
+"""Bytes read or written that count as one second of CPU time when a worker's progress is judged."""
 
 
 class Processes:
@@ -194,7 +195,7 @@ class ProcessWorkers:
         process = self.workers.get(worker)
         if process is None:
             return 0.0
-        return tree_activity(process.pid) if process.pid is not None else process_activity(self.server.process.pid)
+        return tree_activity(process.pid) if process.pid is not None else _activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Implement `Workers.receive`: wait for connections, and report workers that were lost or killed."""
@@ -369,6 +370,25 @@ class ProcessWorkers:
 
     def _peers(self) -> list[Peer]:
         return [worker.peer for worker in self.workers.values() if worker.peer is not None]
+
+
+def tree_activity(pid: int) -> float:
+    """Return the work of a process and of all its descendants so far, in the unit of `Workers.cpu_seconds`."""
+    children: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return sum(map(_activity, (pid, *children)))
+
+
+def _activity(pid: int) -> float:
+    """Return the CPU seconds of a process and of its ended children, plus its reads and writes converted to seconds."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        seconds += sum(process.cpu_times()[:4])
+        traffic = process.io_counters()
+        seconds += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
+    return seconds
 
 
 def _kill(pid: int) -> None:
