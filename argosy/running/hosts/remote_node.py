@@ -62,8 +62,8 @@ class RemoteNode:
         """Why nothing can be started here any more; empty while the node is there."""
         self.said: list[tuple[str, Any]] = []
         self._unsent: list[Any] = []
-        self._heartbeats: dict[str, Heartbeat] = {}
-        self._cpu_seconds: dict[str, float] = {}
+        self._signs: dict[str, tuple[Heartbeat, float]] = {}
+        """By worker: its heartbeat and its CPU seconds, as the agent sent them last."""
         self._silent = 0.0
         self._polled = time.monotonic()
 
@@ -79,8 +79,7 @@ class RemoteNode:
             self.said.append((name, Lost(detail=self.gone, node_gone=True)))
             return
         self.workers.add(name)
-        self._heartbeats.pop(name, None)
-        self._cpu_seconds.pop(name, None)
+        self._signs.pop(name, None)
         self._unsent.append(StartWorker(name, role))
 
     def send(self, worker: str, command: Any) -> None:
@@ -95,11 +94,11 @@ class RemoteNode:
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """Return the heartbeat that the agent sent last, at most about a second old."""
-        return self._heartbeats.get(worker)
+        return self._signs[worker][0] if worker in self._signs else None
 
     def cpu_seconds(self, worker: str) -> float:
         """Return the seconds that the agent sent last, at most about a second old."""
-        return self._cpu_seconds.get(worker, 0.0)
+        return self._signs[worker][1] if worker in self._signs else 0.0
 
     def flush_commands(self) -> None:
         """Write the messages since the last call, as far as the connection takes them."""
@@ -168,7 +167,7 @@ class RemoteNode:
                 self._handle_worker(message.worker, message.message)
             case Heartbeats():
                 for name, (picture, cpu_seconds) in message.workers.items():
-                    self._heartbeats[name], self._cpu_seconds[name] = Heartbeat.of(picture), cpu_seconds
+                    self._signs[name] = Heartbeat.of(picture), cpu_seconds
             case FilePiece():
                 assert self.file_sync is not None
                 self.file_sync.arrivals.take(message)
