@@ -24,7 +24,6 @@ from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation, graphed
 from argosy.training.programs.graphed.graphed import Graphed
 from argosy.training.programs.graphed.replayed import Replayed
-from argosy.training.programs.graphed.several import OfFused
 from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 
@@ -100,9 +99,9 @@ def test_an_error_of_argosys_own_ends_the_run(
         (evaluation.Evaluation, "_warm_up"),
         (graphed, "have_diverged"),
         (StaticInputs, "set_numbers"),
-        (OfFused, "gradients"),
+        (Fused, "whole_gradients"),
         (Single, "of"),
-        (Single, "gradients"),
+        (Single, "whole_gradients"),
     ],
 )
 @pytest.mark.usefixtures("replayable")

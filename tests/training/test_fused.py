@@ -1,5 +1,6 @@
 """Tests that a fused program gives each of its members what it gets alone."""
 
+import copy
 import math
 import threading
 from dataclasses import replace
@@ -636,6 +637,16 @@ def test_labels_without_an_output_are_blamed_on_no_member_before_the_first_step(
     before = [state(one) for one in lives]
     with pytest.raises(StudyError, match="a target has label 4, but its network has 4 outputs"):
         go(program, later)
+    program.undo()
+    assert difference(before, [state(one) for one in lives]) == 0.0
+
+
+def test_undo_after_members_stepped_apart_undoes_no_step() -> None:
+    """`undo` after an error in validation keeps the statistics of the last batches, which differ in length."""
+    lives = [packs.live(packs.member(f"m{n}", model=packs.ResNet, subset=[*range(80 - 8 * n)])) for n in range(2)]
+    program = Fused.of(lives)
+    packs.train(program, 1, size=packs.TRAIN)
+    before = copy.deepcopy([state(one) for one in lives])
     program.undo()
     assert difference(before, [state(one) for one in lives]) == 0.0
 

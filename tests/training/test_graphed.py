@@ -48,7 +48,8 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.weights import NetworkWeights
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation
-from argosy.training.programs.graphed.graphed import MAX_DISTANCE, Graphed, run_concurrently, why_not_captured
+from argosy.training.programs.graphed.capturable import why_not_captured
+from argosy.training.programs.graphed.graphed import MAX_DISTANCE, Graphed, run_concurrently
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.program_instances import ProgramInstance, Round

@@ -29,7 +29,8 @@ from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed import evaluation
-from argosy.training.programs.graphed.graphed import Graphed, why_not_captured
+from argosy.training.programs.graphed.capturable import why_not_captured
+from argosy.training.programs.graphed.graphed import Graphed
 from argosy.training.programs.solo import Solo
 
 ROUNDING = 1e-10

@@ -21,7 +21,7 @@ from argosy.training.device.attempts import attempt
 from argosy.training.device.devices import memory_left
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
-from argosy.training.programs.graphed.graphed import why_not_captured
+from argosy.training.programs.graphed.capturable import why_not_captured
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.program_instances import ProgramInstance, Round
 

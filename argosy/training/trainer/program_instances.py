@@ -17,7 +17,8 @@ from argosy.training.device.clock import Stopwatch
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
-from argosy.training.programs.graphed.graphed import Graphed, why_not_captured
+from argosy.training.programs.graphed.capturable import why_not_captured
+from argosy.training.programs.graphed.graphed import Graphed
 from argosy.training.programs.program import Program, SharedProgram
 from argosy.training.programs.shard.ends import sum_device
 from argosy.training.programs.shard.parallel import Group

@@ -7,7 +7,7 @@ optimizers (`kernels`). An optimizer without a kernel steps its member's views o
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -21,7 +21,7 @@ from argosy.stream.trees import map_leaves
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales, widen_losses
-from argosy.training.member.running_average import Statistics, extend_statistics
+from argosy.training.member.running_average import extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
 from argosy.training.optim.parameter_buffer import ParameterBuffer, outside_buffer
@@ -29,8 +29,8 @@ from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
-from argosy.training.programs.fused.steps import FusedSteps, Part
+from argosy.training.programs.fused.several import ProgramOfSeveral
+from argosy.training.programs.fused.steps import FusedSteps, Part, check_all_derived
 
 __all__ = ["Fused"]
 
@@ -55,12 +55,6 @@ class Fused(ProgramOfSeveral):
         self._compilation = compilation
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
-        self._part: Part | None = None
-        """Gradients of the lockstep begun, if it is one pass."""
-        self._buffers: dict[str, Tensor] = {}
-        """Buffers before that lockstep."""
-        self._statistics: Statistics | None = None
-        """Statistics of the averages before that lockstep, if they are computed."""
 
     @classmethod
     def of(
@@ -92,42 +86,42 @@ class Fused(ProgramOfSeveral):
         """`FusedSteps.kernels`."""
         return self._steps.kernels
 
-    def begin(self, batch: Lockstep) -> None:
-        """Implement `Program.begin`."""
-        # A forward pass changes buffers, such as running statistics; `undo` restores them.
-        self._buffers = {name: buffer.clone() for name, buffer in self.parameter_buffer.buffers.items()}
-        super().begin(batch)
+    @property
+    def weights(self) -> Tensor:
+        """Implement `Whole.weights`."""
+        return self.parameter_buffer.weights
 
-    def undo(self) -> None:
-        """Undo a lockstep whose `begin` raised, for another try."""
-        super().undo()
-        for name, buffer in self._buffers.items():
-            self.parameter_buffer.buffers[name].copy_(buffer)
-        if self._statistics is not None and self._averages is not None:
-            self._averages.go_back(self._statistics)
-        self._part, self._buffers, self._statistics = None, {}, None
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Implement `Whole.buffers`."""
+        return self.parameter_buffer.buffers
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return a member's gradients by weight, in the lockstep begun as one pass. Idle weights have none."""
-        assert self._part is not None
-        gradients, idle = self._part.gradients[row], self._part.idle
+        """Implement `ProgramOfSeveral.gradients`."""
+        gradients, idle = self._passed.gradients[row], self._passed.idle
         return {piece.name: piece.of(gradients) for piece in self.parameter_buffer.pieces if piece.name not in idle}
 
     def _train(self, mode: bool) -> None:
         self._forward.train(mode)
 
-    def _begin_as_one(self, lockstep: Lockstep) -> None:
+    def _samples(self, lockstep: Lockstep) -> PackInputs:
         data = self.inputs(lockstep)
-        self.recompute(data)
-        self._part = self._differentiated(data)
+        self._recompute(data)
+        return data
 
-    def _finish_as_one(self) -> Tensor:
-        part = not_none(self._part)
-        self._steps.prepare(part)
-        self._faults |= self._steps.make(part)
-        self.follow()
-        self._part, self._buffers = None, {}
-        return part.totals
+    def _begin_as_one(self, data: PackInputs) -> Part:
+        # A forward pass changes buffers, such as running statistics.
+        self._undoing.append(partial(self._restore, {name: one.clone() for name, one in self.buffers.items()}))
+        return self._differentiated(data)
+
+    def _restore(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, buffer in buffers.items():
+            self.buffers[name].copy_(buffer)
+
+    def _finish_as_one(self, passed: Part) -> Tensor:
+        self._steps.prepare(passed)
+        self._faults |= self._steps.make(passed)
+        return passed.totals
 
     def _step_apart(self, row: int, batch: Batch) -> int:
         self._solos[row].begin(batch)
@@ -138,20 +132,19 @@ class Fused(ProgramOfSeveral):
         return outside_buffer(self.parameter_buffer.parameters[row])
 
     def _dissolve(self) -> None:
-        self._part, self._buffers = None, {}
         self._steps.release()
         if self._averages is not None:
             self._averages.dissolve()
         self.parameter_buffer.dissolve()
 
-    def recompute(self, data: PackInputs) -> None:
+    def _recompute(self, data: PackInputs) -> None:
         """Pass a training batch through the averaged weights that need it for their statistics."""
         if self._averages is None or not self._forward.norms:
             return
         averages = [live.average for live in self.members if live.average is not None and live.average.recomputes]
         if not averages:
             return
-        self._statistics = self._averages.statistics()
+        self._undoing.append(partial(self._averages.go_back, self._averages.statistics()))
         if len({average.batches for average in averages}) > 1:  # some had a broken batch, or were interrupted
             for row, solo in enumerate(self._solos):
                 own = map_leaves(itemgetter(row), data.tree) if data.apart else data.tree
@@ -166,9 +159,7 @@ class Fused(ProgramOfSeveral):
                 average.batches += 1
         self.go_back(drawn)  # raw weights are trained as they would be without averages
 
-    def follow(self) -> None:
-        """Bring the averages up to date after a step of all members."""
-        self._statistics = None
+    def _follow(self) -> None:
         if self._averages is not None:
             self._averages.step()
 
@@ -191,11 +182,13 @@ class Fused(ProgramOfSeveral):
 
     # ---- a lockstep
 
-    def whole(self, data: PackInputs) -> Part:
-        """Compute losses and clipped gradients of all members, outside of a lockstep."""
-        part = self._differentiated(data)
+    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.whole_gradients`."""
+        with self._drawing_on_device():
+            part = self._differentiated(data)
+        check_all_derived(part.idle)
         self._steps.prepare(part)
-        return part
+        return part.totals, part.gradients
 
     def _differentiated(self, data: PackInputs) -> Part:
         """Compute losses and gradients of the members, over all micro-batches of a batch."""

@@ -4,16 +4,18 @@ Depth, widths, activations, dropout rates and optimizers may differ; batches, lo
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from argosy.training.device.own_kernels import find_kernels
-from argosy.training.device.recorders import InBranches, run_in_turn
+from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import batch_totals
+from argosy.training.optim.flat_kernel import FlatKernel
 from argosy.training.optim.one_pass import apply_moves, prepare_moves
 from argosy.training.optim.parameter_buffer import outside_buffer
 from argosy.training.programs.fused.fingerprint import token
@@ -46,6 +48,9 @@ OF_EACH = 32
 class Grouped(ProgramOfSeveral):
     """The `ProgramOfSeveral` for different MLPs."""
 
+    buffers: ClassVar[Mapping[str, Tensor]] = MappingProxyType({})
+    """Implement `Whole.buffers`: MLPs have none."""
+
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
         costs = [OF_EACH + _numbers(live) for live in lives]
@@ -60,13 +65,28 @@ class Grouped(ProgramOfSeveral):
         """Each member's weights with their gradients, which a pass overwrites."""
         self._moves: dict[int, Sequence[Callable[[], object]]] = {}
         """Prepared steps by row, reused because they only run kernels on the same tensors."""
-        self._totals: Tensor | None = None
-        """Loss sums of the lockstep begun, if it is one pass."""
+        self.kernels: Sequence[FlatKernel] = ()
+        """The kernel of all members, after `gather_states`."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
         """Return the program of members that passed the equivalence check; they step as one on batches of these `lengths`."""
         return cls(sorted(lives, key=lambda live: (layer_sort_key(live.model), live.member.name)), lengths)
+
+    def gather_states(self) -> None:
+        """Move the optimizers' states next to the weights, for one kernel that steps all members.
+
+        Raises Uncaptured if some of a member's weights have made fewer steps than others.
+        """
+        kernel = FlatKernel.of([live.optimizer for live in self.members], not_none(self.waves.memory))
+        if kernel is None:
+            raise Uncaptured("some of a member's weights have made fewer steps than others")
+        self.kernels = (kernel,)
+
+    @property
+    def weights(self) -> Tensor:
+        """Implement `Whole.weights`: those of all members are one row."""
+        return not_none(self.waves.memory).weights.unsqueeze(0)
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Implement `ProgramOfSeveral.gradients`."""
@@ -76,10 +96,16 @@ class Grouped(ProgramOfSeveral):
     def _train(self, mode: bool) -> None:
         """Do nothing: layers drop out if random states are given."""
 
-    def _begin_as_one(self, lockstep: Lockstep) -> None:
-        self._totals = self.passed(self.shared(lockstep))
+    def _begin_as_one(self, data: PackInputs) -> Tensor:
+        return self._differentiated(data)
 
-    def passed(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Tensor:
+    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.whole_gradients`."""
+        with self._drawing_on_device():
+            totals = self._differentiated(data, in_branches)
+        return totals, not_none(self.waves.memory).gradients.unsqueeze(0)
+
+    def _differentiated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Tensor:
         """Compute the gradients of all members; returns their loss sums, float64 ``[members]``."""
         with torch.no_grad():
             outputs = self.waves.forward(data.tree[0], self._states, in_branches)
@@ -91,16 +117,17 @@ class Grouped(ProgramOfSeveral):
             self.waves.backward(data.tree[0], slopes, in_branches)
         return batch_totals(losses.detach(), data.samples)
 
-    def _finish_as_one(self) -> Tensor:
-        totals = not_none(self._totals)
+    def _finish_as_one(self, passed: Tensor) -> Tensor:
         for row, live in enumerate(self.members):
             if row in self._moves:
                 apply_moves(live.optimizer, self._moves[row])
                 continue
             with self._own(row):
                 self._move(row)
-        self._totals = None
-        return totals
+        return passed
+
+    def _follow(self) -> None:
+        """Do nothing: no member of this program has an average."""
 
     def _move(self, row: int) -> None:
         """Step a member along its gradients, as it does alone."""
@@ -123,10 +150,10 @@ class Grouped(ProgramOfSeveral):
         return losses_of(self.members[0].member.loss, outputs, data, self._states), outputs
 
     def _evaluate(self, lockstep: Lockstep) -> None:
-        values, into = self._found(self.shared(lockstep)), [live.val for live in self.members]
+        values, into = self._found(self._samples(lockstep)), [live.val for live in self.members]
         self._validate(lockstep, range(len(self.members)), values, into)
 
-    def shared(self, lockstep: Lockstep) -> PackInputs:
+    def _samples(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError unless they are the same pairs of tensors for all members."""
         data = self.inputs(lockstep)
         if data.apart or not data.has_tensor_inputs:
@@ -137,7 +164,9 @@ class Grouped(ProgramOfSeveral):
         return outside_buffer([weight for weight, _ in self._gradients[row]])
 
     def _dissolve(self) -> None:
-        self._totals, self._gradients, self._moves = None, [], {}
+        for kernel in self.kernels:
+            kernel.dissolve()
+        self._gradients, self._moves, self.kernels = [], {}, ()
         self.waves.dissolve()
 
 

@@ -9,6 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -20,12 +21,13 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
-from argosy.training.device.recorders import InBranches, run_in_turn
+from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
+from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep, common_length, locksteps, share_cutters
 from argosy.training.programs.fused.recorded import UnrecordedSteps, UnrecordedValidation
@@ -38,7 +40,10 @@ Value = TypeVar("Value")
 
 
 class ProgramOfSeveral(ABC):
-    """A `argosy.training.programs.program.Program` of several members; subclasses compute the common pass."""
+    """A `argosy.training.programs.program.Program` of several members; subclasses compute the common pass.
+
+    It is also a `argosy.training.programs.graphed.whole.Whole`, with what subclasses add.
+    """
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         self.members: tuple[LiveMember, ...] = tuple(lives)
@@ -57,11 +62,11 @@ class ProgramOfSeveral(ABC):
         """Whether the very first lockstep is still to come."""
         self._lockstep: Lockstep = ()
         """The lockstep begun and not finished."""
-        self._one = False
-        """Whether that lockstep is one pass."""
+        self._passed: Any = None
+        """What `_begin_as_one` has returned for that lockstep; None if it is not one pass."""
+        self._undoing: list[Callable[[], object]] = []
+        """Functions that undo what that lockstep has changed."""
         self._solos = [Solo(live) for live in lives]
-        self._before: Sequence[Mark] | None = None
-        """Random states before that lockstep."""
         self._foreseen = PendingLabels(self.members)
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
@@ -80,12 +85,20 @@ class ProgramOfSeveral(ABC):
         """Switch to training or evaluation."""
 
     @abstractmethod
-    def _begin_as_one(self, lockstep: Lockstep) -> None:
-        """Run the forward and backward pass of a lockstep for all members."""
+    def _samples(self, lockstep: Lockstep) -> PackInputs:
+        """Return the samples of a training lockstep, augmented and checked; updates the statistics of averages with them."""
 
     @abstractmethod
-    def _finish_as_one(self) -> Tensor:
+    def _begin_as_one(self, data: PackInputs) -> Any:
+        """Run the forward and backward pass of a lockstep for all members; returns what `_finish_as_one` needs."""
+
+    @abstractmethod
+    def _finish_as_one(self, passed: Any) -> Tensor:
         """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
+
+    @abstractmethod
+    def _follow(self) -> None:
+        """Update the averages after a step of all members."""
 
     @abstractmethod
     def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
@@ -131,25 +144,25 @@ class ProgramOfSeveral(ABC):
 
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
-        self._lockstep, self._one = batch, self._as_one(batch, train=True)
-        self._before = self.marks()
+        self._lockstep, self._passed, self._undoing = batch, None, [partial(self.go_back, self.marks())]
         with outside_heap() if self._begins else contextlib.nullcontext():
-            if self._one:
-                self._begin_as_one(batch)
+            if self._as_one(batch, train=True):
+                self._passed = self._begin_as_one(self._samples(batch))
             else:
                 self._check_labels()
 
     def undo(self) -> None:
-        """Undo a lockstep whose `begin` raised, for another try."""
-        if self._before is not None:
-            self.go_back(self._before)
-        self._lockstep, self._before = (), None
+        """Undo a lockstep that has raised, for another try."""
+        for undo in self._undoing:
+            undo()
+        self._forget()
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
         with outside_heap() if self._begins else contextlib.nullcontext():
-            samples = self.made.add(self._lockstep, self._finish_as_one()) if self._one else self._finish_apart()
-        self._lockstep, self._before, self._begins = (), None, False
+            samples = self._finish_apart() if self._passed is None else self._made(self._finish_as_one(self._passed))
+        self._forget()
+        self._begins = False
         self._tell_faults()
         return samples
 
@@ -186,8 +199,40 @@ class ProgramOfSeveral(ABC):
         for live in self.members:
             # Members share cutters while they are one program.
             live.cutter, live.val_cutter = deepcopy(live.cutter), deepcopy(live.val_cutter)
-        self._lockstep, self._before = (), None
+        self._forget()
         self._dissolve()
+
+    # ---- a lockstep that is made as a whole
+
+    @cached_property
+    def draws(self) -> DeviceDraws | None:
+        """Implement `Whole.draws`."""
+        drops = any(has_dropout(live.model) for live in self.members)
+        return DeviceDraws.of([live.randomness for live in self.members]) if drops else None
+
+    def begin_whole(self, batch: Lockstep) -> PackInputs | None:
+        """Implement `Whole.begin_whole`, for batches of one length."""
+        if common_length(batch) is None:
+            return None
+        self._lockstep, self._undoing = batch, [partial(self.go_back, self.marks())]
+        return self._samples(batch)
+
+    def finish_whole(self, totals: Tensor) -> int:
+        """Implement `Whole.finish_whole`."""
+        samples = self._made(totals)
+        self._forget()
+        return samples
+
+    def watch(self) -> Callable[[], None]:
+        """Implement `Whole.watch` for random states: the equivalence check has excluded other effects."""
+        before = self.marks()
+
+        def check() -> None:
+            # Each member draws from its own state, which the host copies into the generator; a replay does not repeat that.
+            if self.drew_since(before):
+                raise Uncaptured("its members draw random numbers, each from its own state")
+
+        return check
 
     # ---- a lockstep
 
@@ -205,9 +250,9 @@ class ProgramOfSeveral(ABC):
         return any(one[0] is not other[0] for one, other in zip(marks, self.marks(), strict=True))
 
     @contextlib.contextmanager
-    def drawing(self, draws: DeviceDraws | None) -> Iterator[None]:
-        """Draw the members' dropout masks on the device inside, unless `draws` is None."""
-        self._states.on_device = draws
+    def _drawing_on_device(self) -> Iterator[None]:
+        """Draw the members' dropout masks on the device inside, if it can (`draws`)."""
+        self._states.on_device = self.draws
         try:
             yield
         finally:
@@ -250,6 +295,15 @@ class ProgramOfSeveral(ABC):
         apart = (train and self._augment) or any(batch is not lockstep[0] for batch in lockstep)
         lengths, tried_apart = (allowed.train, allowed.apart[0]) if train else (allowed.val, allowed.apart[1])
         return apart == tried_apart and length in lengths
+
+    def _made(self, totals: Tensor) -> int:
+        """Record the lockstep begun, with its loss sums, after a step of all members; returns its number of samples."""
+        self._follow()
+        return self.made.add(self._lockstep, totals)
+
+    def _forget(self) -> None:
+        """Drop what is kept of the lockstep begun."""
+        self._lockstep, self._passed, self._undoing = (), None, []
 
     def _finish_apart(self) -> int:
         """Step each member that has a batch alone; returns the number of samples."""

@@ -4,13 +4,14 @@ Each kernel makes one step for all its members; optimizers without a kernel make
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from argosy.training.device.recorders import Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.optim.kernels import Kernel
@@ -18,7 +19,7 @@ from argosy.training.optim.one_pass import step_in_one_pass
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.program import collecting
 
-__all__ = ["FusedSteps", "Part"]
+__all__ = ["FusedSteps", "Part", "check_all_derived"]
 
 
 @dataclass(slots=True)
@@ -132,6 +133,12 @@ class FusedSteps:
                 live.optimizer.zero_grad()
         for parameter in parameters:
             parameter.grad = None
+
+
+def check_all_derived(idle: Collection[str]) -> None:
+    """Raise Uncaptured for weights without a gradient, because a captured step moves all weights."""
+    if idle:
+        raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, so its optimizer skips it")
 
 
 def _clip_limits(lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> Tensor | None:

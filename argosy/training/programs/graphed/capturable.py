@@ -1,30 +1,32 @@
-"""Decides which programs' steps can be captured as a whole, and returns the adapter of each."""
+"""Decides which programs' steps can be captured as a whole, and prepares these programs."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from argosy.training.device.recorders import has_recorder
 from argosy.training.optim.kernels import optimizer_kind
 from argosy.training.programs.fused.fingerprint import obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
-from argosy.training.programs.graphed.several import OfFused, OfGrouped
 from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
-__all__ = ["obstacle_to", "as_whole"]
+__all__ = ["as_whole", "why_not_captured"]
 
 
-def obstacle_to(program: Program[Any]) -> str | None:
-    """Return why the steps of a program cannot be made as a whole; None if they can."""
+def why_not_captured(program: Program[Any]) -> str | None:
+    """Return why the steps of a program cannot be captured; None if capturing may be tried."""
     return next(_obstacles(program), None)
 
 
 def _obstacles(program: Program[Any]) -> Iterator[str]:
     lives = program.members
+    if not has_recorder(lives[0].backend):
+        yield "its device cannot capture steps"
     if isinstance(program, Fused):
         if sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels) != len(lives):
             yield "one of its optimizers has no kernel"
@@ -48,15 +50,13 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
         yield "the host has to check whether gradients have overflowed"
     if any(live.randomness.uses_others for live in lives):
         yield "its steps draw from numpy or random, on the host"
-    if len({live.member.batch_size for live in lives}) > 1:
-        yield "its members have batches of different lengths"
 
 
 def as_whole(program: Program[Any]) -> Whole:
-    """Return the adapter of a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
-    if isinstance(program, Fused):
-        return OfFused(program)
+    """Prepare a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
     if isinstance(program, Grouped):
-        return OfGrouped.of(program)
+        program.gather_states()
+    if isinstance(program, Fused | Grouped):
+        return program
     assert isinstance(program, Solo)
     return Single.of(program)

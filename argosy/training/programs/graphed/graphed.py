@@ -20,33 +20,25 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten
 from argosy.training.device.clock import divide_time
 from argosy.training.device.equivalence import have_diverged
-from argosy.training.device.recorders import Recorder, Uncaptured, has_recorder, make_recorder
+from argosy.training.device.recorders import Recorder, Uncaptured, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.capturable import as_whole, obstacle_to
+from argosy.training.programs.graphed.capturable import as_whole
 from argosy.training.programs.graphed.evaluation import Evaluation
 from argosy.training.programs.graphed.replayed import Replayed, copy_into
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import MemberFaults, Program, collecting
 
-__all__ = ["Graphed", "why_not_captured", "run_concurrently"]
+__all__ = ["Graphed", "run_concurrently"]
 
 WARM_UP = 3
 """Whole steps before one is captured: by then libraries have chosen their kernels and allocated their work space."""
 MAX_DISTANCE = 0.1
 """Allowed distance between a replayed and an eager step, as a share of the step. Sums in varying order, and optimizers that divide by
 almost zero, add random differences; a wrong replay is much farther off."""
-
-
-def why_not_captured(program: Program[Any]) -> str | None:
-    """Return why the steps of a program cannot be captured; None if capturing may be tried."""
-    if not has_recorder(program.members[0].backend):
-        return "its device cannot capture steps"
-    return obstacle_to(program)
 
 
 class Graphed:
@@ -58,20 +50,16 @@ class Graphed:
         self._recorder = recorder
         self.members: tuple[LiveMember, ...] = program.members
         self._scheduled = [live for live in self.members if live.has_batch_schedule]
-        self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
+        self._static_inputs = StaticInputs(whole.kernels, whole.weights)
         self._warm = 0
         self._replayed: Replayed[Tensor] | None = None
         self._moves: Tensor | None = None
         """Increments of the members' random offsets by the captured step, if it draws from them (`DeviceDraws`)."""
         self._evaluation: Evaluation | None = None
         if isinstance(program, ProgramOfSeveral):
-            self._evaluation = Evaluation(program, recorder, list(whole.parameter_buffer.buffers.values()))
-        self._lockstep: Lockstep | None = None
-        """The lockstep made as a whole step and not finished yet."""
-        self._before: Any = None
-        """Snapshot from before the step begun; None once it is finished."""
-        self._totals = torch.empty(0)
-        """Loss sums of that lockstep ``[members]``."""
+            self._evaluation = Evaluation(program, recorder, list(whole.buffers.values()))
+        self._totals: Tensor | None = None
+        """Loss sums ``[members]`` of the step begun, if it is made as a whole."""
         self._apart = False
         """Whether this program's work is issued on its own stream."""
         self._draws = False
@@ -119,28 +107,22 @@ class Graphed:
 
     def begin(self, batch: Any) -> None:
         """Begin the step, or make it as a whole, which updates the weights immediately."""
-        lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
-        self._before = self._whole.mark()
-        if lockstep is None:
+        data, self._totals = self._whole.begin_whole(batch) if self._whole.kernels else None, None
+        if data is None:
             self._static_inputs.invalidate()
             self._whole.made.record()
             # Its optimizers step themselves, so settings and step counts move without `note_step`.
             self._program.begin(batch)
             return
-        data = self._whole.inputs(lockstep)
         self._static_inputs.set_numbers()
         if self._whole.draws is not None:
             self._whole.draws.place()
         self._totals = self._step(data)
-        self._lockstep = lockstep
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
-        lockstep, self._lockstep = self._lockstep, None
-        if lockstep is None:
-            samples = self._program.finish()
-            self._before = None
-            return samples
+        if self._totals is None:
+            return self._program.finish()
         for kernel in self._whole.kernels:
             kernel.note_step()
         # A schedule that is stepped after every batch may change settings, so that the next numbers are computed anew.
@@ -148,16 +130,13 @@ class Graphed:
             self._static_inputs.note_step()
         if self._whole.draws is not None:
             self._whole.draws.advance()
-        self._whole.follow()
-        samples = self._whole.made.add(lockstep, self._totals)
-        self._before = None
+        samples = self._whole.finish_whole(self._totals)
         self._move_schedules()
         return samples
 
     def undo(self) -> None:
         """Undo a step whose `begin` has raised."""
-        self._whole.undo(self._before)
-        self._lockstep = self._before = None
+        self._whole.undo()
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """Evaluate as the wrapped program does."""
@@ -207,7 +186,7 @@ class Graphed:
     def _run_eagerly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Run the step eagerly. An error restores the buffers, and also weights and states if kernels may fail halfway."""
         halfway = any(kernel.allocates for kernel in self._whole.kernels)
-        early = self._moving() if halfway else list(self._whole.parameter_buffer.buffers.values())
+        early = self._moving() if halfway else list(self._whole.buffers.values())
         before = [tensor.clone() for tensor in early]
         try:
             return self._operators(data, watched=watched)
@@ -219,7 +198,7 @@ class Graphed:
         if self._whole.draws is not None:
             self._whole.draws.begin()
         with self._watched() if watched else contextlib.nullcontext():
-            totals, gradients = self._whole.gradients(data, self._recorder.in_branches)
+            totals, gradients = self._whole.whole_gradients(data, self._recorder.in_branches)
         with torch.no_grad():
             for kernel, numbers in zip(self._whole.kernels, self._static_inputs.of_kernels, strict=True):
                 kernel.move(gradients[kernel.rows], numbers, self._recorder.in_branches)
@@ -268,17 +247,15 @@ class Graphed:
     def _record(self, data: PackInputs) -> Replayed[Tensor]:
         # Zeros, as for samples: a recording must not depend on the values that it was made with.
         self._static_inputs.forget()
-        device = self._whole.parameter_buffer.weights.device
-        replayed = Replayed.record(self._recorder, data, device, self._operators)
+        replayed = Replayed.record(self._recorder, data, self._whole.weights.device, self._operators)
         self._static_inputs.set_numbers()
         self._moves = None if self._whole.draws is None else self._whole.draws.moves
         return replayed
 
     def _moving(self) -> Sequence[Tensor]:
         """Return all tensors that a step moves on the device, each ``[members of a kernel, …]``."""
-        parameter_buffer = self._whole.parameter_buffer
         states = [matrix for kernel in self._whole.kernels for matrix in kernel.moved]
-        return [parameter_buffer.weights, *parameter_buffer.buffers.values(), *states]
+        return [self._whole.weights, *self._whole.buffers.values(), *states]
 
     # ---- on the host
 

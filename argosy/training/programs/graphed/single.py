@@ -1,9 +1,10 @@
-"""The adapter that lets a single member's steps be captured (`argosy.training.programs.graphed.whole`).
+"""A single member whose steps can be captured (`argosy.training.programs.graphed.whole`).
 
 The weights lie in a parameter buffer, and one kernel steps them all, because torch's own optimizers would read their step count on the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,16 +13,13 @@ from torch import Tensor, nn
 from argosy.stream.batches import Batch
 from argosy.training.device.recorders import InBranches, Uncaptured
 from argosy.training.member.live import LiveMember
-from argosy.training.member.randomness import Mark
-from argosy.training.member.running_average import Statistics
 from argosy.training.member.tally import batch_total
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.recorded import UnrecordedSteps
-from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
+from argosy.training.programs.fused.steps import check_all_derived
 from argosy.training.programs.solo import Solo
 
 __all__ = ["Single"]
@@ -36,11 +34,15 @@ class Single:
     def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
         self._solo = solo
         self._live: LiveMember = solo.live
-        self.parameter_buffer: ParameterBuffer = parameter_buffer
+        self._parameter_buffer = parameter_buffer
         """A buffer with one row."""
         self.kernels: Sequence[Kernel] = (kernel,)
         self.made: UnrecordedSteps = UnrecordedSteps([solo.live])
         """Steps that were made as a whole."""
+        self._batch: Batch | None = None
+        """The batch begun as a whole step."""
+        self._undoing: list[Callable[[], object]] = []
+        """Functions that undo what the step begun has changed, besides buffers."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
 
     @classmethod
@@ -56,63 +58,68 @@ class Single:
             )
         return cls(solo, parameter_buffer, kernel)
 
-    def lockstep(self, batch: Batch) -> Lockstep | None:
-        """Return the batch, unless it is empty."""
-        return (batch,) if batch.rows else None
+    @property
+    def weights(self) -> Tensor:
+        """Implement `Whole.weights`."""
+        return self._parameter_buffer.weights
 
-    def mark(self) -> tuple[Mark, Statistics | None]:
-        """Return the random state, and the statistics of the member's average if it computes some."""
-        average = self._live.average
-        statistics = average.statistics() if average is not None and average.recomputes else None
-        return self._live.randomness.here(), statistics
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Implement `Whole.buffers`."""
+        return self._parameter_buffer.buffers
 
-    def undo(self, to: tuple[Mark, Statistics | None] | None) -> None:
+    def undo(self) -> None:
         """Implement `Whole.undo`."""
         self._solo.drop_gradients()
         for table, name, buffer in self._held:
             table[name] = buffer  # a step may have assigned another tensor
-        if to is not None:
-            self._live.randomness.go_back(to[0])
-            if self._live.average is not None and to[1] is not None:
-                self._live.average.go_back(to[1])
+        for undo in self._undoing:
+            undo()
+        self._undoing = []
 
-    def inputs(self, lockstep: Lockstep) -> PackInputs:
-        """Check labels and augment the batch."""
-        (batch,) = lockstep
-        assert batch is not None
+    def begin_whole(self, batch: Batch) -> PackInputs | None:
+        """Implement `Whole.begin_whole`, for batches with samples."""
+        if not batch.rows:
+            return None
+        random, average = self._live.randomness, self._live.average
+        self._batch, self._undoing = batch, [partial(random.go_back, random.here())]
+        if average is not None and average.recomputes:
+            self._undoing.append(partial(average.go_back, average.statistics()))
         self._solo.check_ahead()
         data = self._solo.augmented(batch.data)
         self._solo.recompute(data, batch.rows)
         return PackInputs(data, batch.rows, apart=False)
 
-    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Implement `Whole.gradients`."""
-        live, parameters = self._live, self.parameter_buffer.parameters[0]
+    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.whole_gradients`."""
+        live, parameters = self._live, self._parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
         of_parameters = [parameter.grad for parameter in parameters]
-        all_have_gradients(
-            [p.name for p, own in zip(self.parameter_buffer.pieces, of_parameters, strict=True) if own is None]
-        )
+        named = zip(self._parameter_buffer.pieces, of_parameters, strict=True)
+        check_all_derived([piece.name for piece, own in named if own is None])
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        gradients = torch.empty_like(self.parameter_buffer.weights)
-        places = [piece.of(gradients[0]) for piece in self.parameter_buffer.pieces]
+        gradients = torch.empty_like(self.weights)
+        places = [piece.of(gradients[0]) for piece in self._parameter_buffer.pieces]
         torch._foreach_copy_(places, [own for own in of_parameters if own is not None])
         self._solo.drop_gradients()
         return batch_total(losses, data.samples).unsqueeze(0), gradients
 
-    def follow(self) -> None:
-        """Implement `Whole.follow`."""
+    def finish_whole(self, totals: Tensor) -> int:
+        """Implement `Whole.finish_whole`."""
         if self._live.average is not None:
             self._live.average.step()
+        samples = self.made.add((self._batch,), totals)
+        self._batch, self._undoing = None, []
+        return samples
 
-    def watch(self) -> EffectCheck:
+    def watch(self) -> Callable[[], None]:
         """Watch attributes, the loss or own step, buffers, and draws on the host."""
         model, host = self._live.model, torch.default_generator
         before = behaviour(self._live), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
 
-        def again() -> None:
+        def check() -> None:
             held, buffers, drawn = before
             changed = [words for words, value in behaviour(self._live).items() if held.get(words) != value]
             changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
@@ -122,10 +129,10 @@ class Single:
             if self._live.backend.device.type != "cpu" and not torch.equal(drawn, host.get_state()):
                 raise Uncaptured("its steps draw random numbers on the host")
 
-        return again
+        return check
 
     def release(self) -> None:
         """Implement `Whole.release`."""
         self._solo.release()
         self.kernels[0].dissolve()
-        self.parameter_buffer.dissolve()
+        self._parameter_buffer.dissolve()

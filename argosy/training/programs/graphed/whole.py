@@ -1,38 +1,22 @@
-"""The protocol of adapters that let the full step of a program be captured in one CUDA graph.
+"""The protocol of programs whose full step can be captured in one CUDA graph.
 
-A whole step has two parts. The host runs `inputs`, with members' own code, `StepKernel.numbers` and `StepKernel.note_step`. The
-device runs `gradients` and `StepKernel.move`, which can be captured.
+A whole step has two parts. The host runs `Whole.begin_whole` and `Whole.finish_whole`, with members' own code, `StepKernel.numbers` and
+`StepKernel.note_step`. The device runs `Whole.whole_gradients` and `StepKernel.move`, which can be captured.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from argosy.training.device.recorders import InBranches, Uncaptured
+from argosy.training.device.recorders import InBranches
 from argosy.training.optim.kernels import Settings
 from argosy.training.optim.rules import Numbers, Steps
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.recorded import UnrecordedSteps
 
-__all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
-
-EffectCheck = Callable[[], None]
-"""Raises Uncaptured if a replay would omit an effect of the work done since `Whole.watch`."""
-
-
-class Stored(Protocol):
-    """Tensors that a step updates."""
-
-    @property
-    def weights(self) -> Tensor:
-        """All trained weights ``[rows, columns]``."""
-
-    @property
-    def buffers(self) -> Mapping[str, Tensor]:
-        """The networks' buffers, each ``[rows, …]``."""
+__all__ = ["StepKernel", "Whole"]
 
 
 class StepKernel(Protocol):
@@ -75,8 +59,12 @@ class Whole(Protocol):
     """A program stepped as a whole."""
 
     @property
-    def parameter_buffer(self) -> Stored:
-        """The members' weights and buffers."""
+    def weights(self) -> Tensor:
+        """All trained weights ``[rows, columns]``."""
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The networks' buffers, each ``[rows, …]``."""
 
     @property
     def kernels(self) -> Sequence[StepKernel]:
@@ -84,41 +72,32 @@ class Whole(Protocol):
 
     @property
     def draws(self) -> DeviceDraws | None:
-        """Draws on the device inside `gradients`; None if nothing is drawn, or from the device's own generator."""
+        """Draws on the device inside `whole_gradients`; None if nothing is drawn, or from the device's own generator."""
 
     @property
     def made(self) -> UnrecordedSteps:
         """The locksteps that the members have made as a whole."""
 
-    def lockstep(self, batch: Any) -> Lockstep | None:
-        """Return each member's batch from what the program cut; None if these batches are not stepped as a whole."""
+    def begin_whole(self, batch: Any) -> PackInputs | None:
+        """Return the members' samples in what the program cut, augmented and checked; updates the statistics of averages with them.
 
-    def mark(self) -> Any:
-        """Return a snapshot of the members' random states and all else that `undo` has to restore."""
+        Returns None for batches that are not stepped as a whole.
+        """
 
-    def undo(self, to: Any) -> None:
-        """Restore a snapshot, unless it is None, and drop the gradients."""
-
-    def inputs(self, lockstep: Lockstep) -> PackInputs:
-        """Return the members' samples, augmented and checked; updates the statistics of averages with them."""
-
-    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``; independent work runs `in_branches`.
+    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[rows, columns]``; independent work runs `in_branches`.
 
         Raises Uncaptured if kernels cannot step along the gradients.
         """
 
-    def follow(self) -> None:
-        """Update the averages after a step."""
+    def finish_whole(self, totals: Tensor) -> int:
+        """Update the averages and commit, after all members have stepped; returns the number of samples."""
 
-    def watch(self) -> EffectCheck:
-        """Start to watch for effects that a replay would omit; returns the check for them."""
+    def undo(self) -> None:
+        """Undo what `begin_whole` has changed since the last finished step, and drop the gradients."""
+
+    def watch(self) -> Callable[[], None]:
+        """Start to watch for effects that a replay would omit; returns a function that raises Uncaptured if there were any."""
 
     def release(self) -> None:
         """Release everything but the members' states."""
-
-
-def all_have_gradients(idle: Collection[str]) -> None:
-    """Raise Uncaptured for weights without a gradient."""
-    if idle:
-        raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, so its optimizer skips it")
