@@ -74,8 +74,7 @@ def ends_the_run(
     ("owner", "name"),
     [
         (admission, "obstacle"),
-        (fused_check, "_run_alone"),
-        (fused_check, "_run_together"),
+        (fused_check, "_run"),
         (Fused, "begin"),
         (Fused, "of"),
         (Pass, "compiled"),
@@ -115,7 +114,7 @@ def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
 def test_an_error_of_argosys_own_ends_the_run_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_check, "_run_together", ours())
+    monkeypatch.setattr(fused_check, "_run", ours())
     with pytest.raises(WorkerError, match=r"(?s)cannot continue.*AssertionError: a bug"):
         train(tmp_path, study(), launcher="processes")
 

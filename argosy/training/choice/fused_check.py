@@ -10,9 +10,10 @@ a module reassigns, draws from Python's and NumPy's generators, state that a mod
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ from argosy.training.choice.copies import copy_for_trial, fill_block, restart_cu
 from argosy.training.device.attempts import Attempt, attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.programs.fused.fingerprint import behaviour
+from argosy.training.programs.fused.fingerprint import watch_behaviour
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.program import UnfitProgram
+from argosy.training.programs.program import Program, UnfitProgram
 from argosy.training.programs.solo import Solo
 
 __all__ = ["CheckOutcome", "have_own_batches", "check_together"]
@@ -130,7 +131,7 @@ def _compare_steps(
     if tried.error:
         return CheckOutcome.of("as one program it", tried, len(lives))
     # The layers of different MLPs are plain and have no other effects.
-    attributed = [behaviour(copied, layers=alike) for copied in alone]
+    behaviours = [watch_behaviour(copied, layers=alike) for copied in alone]
     for train, length in _planned_steps(lives, usual, exact=exact):
         own = apart[0] if train else apart[1]
         batches = -(-SAMPLES // length) if exact and not (train and length == usual) else 1
@@ -139,12 +140,12 @@ def _compare_steps(
         with attempt(_raise_if_unfit) as tried:
             for copies in (alone, together):
                 restart_cutters(copies, blocks[0], length, apart=own)
-            mine = [_run_alone(solo, blocks[0], train=train) for solo in solos]
-            _check_behaviour(alone, attributed, blocks[0], alike=alike)
+            mine = [_run(solo, blocks[0], train=train)[0] for solo in solos]
+            _check_behaviour(alone, behaviours, blocks[0])
         if tried.error:
             return CheckOutcome.of("its own step", tried, len(lives), alone=True)
         with attempt(_raise_if_unfit) as tried:
-            by_copy = {id(trial.live): trial for trial in _run_together(fused, blocks[1], train=train)}
+            by_copy = {id(trial.live): trial for trial in _run(fused, blocks[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
                 share = _tolerance(lives, mine, fill_block(block, length, apart=own), length, apart=own)
@@ -193,51 +194,39 @@ class FusedTrial:
     gradients: Mapping[str, Tensor]
 
 
-def _run_alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
-    gradients: dict[str, Tensor] = {}
-    copied = solo.live
-    if train:
-        copied.model.train()
-        with solo.active():
-            for batch in solo.cut(block):
-                solo.begin(batch)
-                gradients = {name: p.grad.clone() for name, p in copied.model.named_parameters() if p.grad is not None}
-                solo.finish()
-    else:
-        with solo.active(keep=True):
-            deque(solo.evaluate(block), maxlen=0)
-    return FusedTrial(copied, gradients)
+def _run(program: Program[Any], block: Block, *, train: bool) -> list[FusedTrial]:
+    """Step or evaluate copies on a block; returns them with the gradients of their last step, in the program's order."""
+    if not train:
+        with program.active(keep=True):
+            deque(program.evaluate(block), maxlen=0)
+        return [FusedTrial(live, {}) for live in program.members]
+    gradients: list[Mapping[str, Tensor]] = []
+    for live in program.members:
+        live.model.train()
+    with program.active():
+        for batch in program.cut(block):
+            program.begin(batch)
+            gradients = [_gradients(program, row) for row in range(len(program.members))]
+            program.finish()
+    return [FusedTrial(live, own) for live, own in zip(program.members, gradients, strict=True)]
 
 
-def _check_behaviour(
-    copies: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block, *, alike: bool
-) -> None:
+def _gradients(program: Program[Any], row: int) -> Mapping[str, Tensor]:
+    """Return copies of a member's gradients by weight, in the step begun."""
+    if isinstance(program, ProgramOfSeveral):
+        return {name: gradient.clone() for name, gradient in program.gradients(row).items()}
+    weights = program.members[row].model.named_parameters()
+    return {name: weight.grad.clone() for name, weight in weights if weight.grad is not None}
+
+
+def _check_behaviour(copies: Sequence[LiveMember], behaviours: Sequence[Callable[[], str]], block: Block) -> None:
     """Raise UnfitProgram if copies wrote into their input or changed attributes."""
     if block.touched:
         raise UnfitProgram("it writes into its input")
-    for copied, held in zip(copies, before, strict=True):
+    for copied, behaviour in zip(copies, behaviours, strict=True):
         copied.model.train()
-        changed = [where for where, value in behaviour(copied, layers=alike).items() if held.get(where) != value]
-        if changed:
-            raise UnfitProgram(f"a step changes {changed[0]}, which is not a buffer")
-
-
-def _run_together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
-    """Run the copies as one program; returns them with their gradients, in the program's order."""
-    gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
-    if train:
-        with fused.active():
-            for lockstep in fused.cut(block):
-                fused.begin(lockstep)
-                gradients = [
-                    {name: gradient.clone() for name, gradient in fused.gradients(row).items()}
-                    for row in range(len(fused.members))
-                ]
-                fused.finish()
-    else:
-        with fused.active(keep=True):
-            deque(fused.evaluate(block), maxlen=0)
-    return [FusedTrial(live, own) for live, own in zip(fused.members, gradients, strict=True)]
+        if changed := behaviour():
+            raise UnfitProgram(f"a step changes {changed}, which is not a buffer")
 
 
 # ---- differences
@@ -249,7 +238,7 @@ def _tolerance(
     """Return the relative tolerance for `mine`, from the results of copies whose weights are an ulp away."""
     copies = _copies(lives, nudged=True)
     restart_cutters(copies, block, length, apart=apart)
-    moved = [_run_alone(Solo(copied), block, train=True) for copied in copies]
+    moved = [_run(Solo(copied), block, train=True)[0] for copied in copies]
     pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _result_pairs(one, other))
     return rounding_share(pairs, block.leaves)
 

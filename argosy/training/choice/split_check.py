@@ -22,7 +22,7 @@ from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
+from argosy.training.programs.fused.fingerprint import has_hooks, watch_behaviour
 from argosy.training.programs.solo import Solo
 
 __all__ = ["NO_SHARE", "why_not_split"]
@@ -78,7 +78,7 @@ def _run_backward(
 ) -> BackwardResult:
     """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
     copied = copy_for_trial(live, double=double, nudged=nudged)
-    solo, before, buffers = Solo(copied), behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
+    solo, behaviour, buffers = Solo(copied), watch_behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
     with solo.active():
@@ -88,8 +88,7 @@ def _run_backward(
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
-    other = (what for what, value in behaviour(copied).items() if before.get(what) != value)
-    changed = next(itertools.chain(moved, other), "")
+    changed = next(moved, "") or behaviour()
     return BackwardResult(
         randomness=copied.randomness, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed
     )

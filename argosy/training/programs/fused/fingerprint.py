@@ -7,7 +7,7 @@ import functools
 import hashlib
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from argosy.readings import closure_variables
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
-__all__ = ["Fingerprint", "behaviour", "has_hooks", "hooks_of", "obstacle", "token"]
+__all__ = ["Fingerprint", "has_hooks", "hooks_of", "obstacle", "token", "watch_behaviour"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
 """Attributes of every module that are compared separately, or that programs set."""
@@ -163,10 +163,18 @@ def attributes(model: nn.Module) -> dict[str, Any]:
     return described
 
 
-def behaviour(live: LiveMember, *, layers: bool = True) -> dict[str, Any]:
-    """Return tokens of what steps may change other than weights and buffers: the loss, the own step, and, with `layers`, the layers."""
-    own = {"its loss": token(live.member.loss), "its step": token(live.member.step)}
-    return {**(attributes(live.model) if layers else {}), **own}
+def watch_behaviour(live: LiveMember, *, layers: bool = True) -> Callable[[], str]:
+    """Return a function that names something that steps have changed since, other than weights and buffers; empty if nothing.
+
+    It may be the loss, the own step, or, with `layers`, an attribute of a layer.
+    """
+
+    def tokens() -> dict[str, Any]:
+        own = {"its loss": token(live.member.loss), "its step": token(live.member.step)}
+        return {**(attributes(live.model) if layers else {}), **own}
+
+    before = tokens()
+    return lambda: next((what for what, value in tokens().items() if before.get(what) != value), "")
 
 
 def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:

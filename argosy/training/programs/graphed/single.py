@@ -16,7 +16,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.tally import batch_total
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
-from argosy.training.programs.fused.fingerprint import behaviour
+from argosy.training.programs.fused.fingerprint import watch_behaviour
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.recorded import UnrecordedSteps
 from argosy.training.programs.fused.steps import check_all_derived
@@ -117,14 +117,13 @@ class Single:
     def watch(self) -> Callable[[], None]:
         """Watch attributes, the loss or own step, buffers, and draws on the host."""
         model, host = self._live.model, torch.default_generator
-        before = behaviour(self._live), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
+        changed, drawn = watch_behaviour(self._live), host.get_state()
+        buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
 
         def check() -> None:
-            held, buffers, drawn = before
-            changed = [words for words, value in behaviour(self._live).items() if held.get(words) != value]
-            changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
-            if changed:
-                raise Uncaptured(f"a step changes {changed[0]}, on the host")
+            replaced = (f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b))
+            if what := changed() or next(replaced, ""):
+                raise Uncaptured(f"a step changes {what}, on the host")
             # On the CPU this is the generator from which a recording itself draws.
             if self._live.backend.device.type != "cpu" and not torch.equal(drawn, host.get_state()):
                 raise Uncaptured("its steps draw random numbers on the host")
