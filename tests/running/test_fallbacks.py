@@ -22,8 +22,8 @@ from argosy.training.device.recorders import Uncaptured
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import evaluation, graphed
+from argosy.training.programs.graphed.captured import Captured
 from argosy.training.programs.graphed.graphed import Graphed
-from argosy.training.programs.graphed.replayed import Replayed
 from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 
@@ -93,8 +93,8 @@ def test_an_error_of_argosys_own_ends_the_run(
     [
         (Graphed, "of"),
         (Graphed, "begin"),
-        (Graphed, "_record"),
-        (Replayed, "replay"),
+        (Captured, "_record"),
+        (Captured, "replay"),
         (evaluation.Evaluation, "_warm_up"),
         (graphed, "have_diverged"),
         (StaticInputs, "set_numbers"),

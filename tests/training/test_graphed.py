@@ -526,7 +526,7 @@ def spread(output: Tensor, target: Tensor) -> Tensor:
 
 
 def replayed_evaluation(program: Any) -> bool:
-    return isinstance(program.evaluation, evaluation.Evaluation) and program.evaluation.replays
+    return isinstance(program.evaluation, evaluation.Evaluation) and program.evaluation.captured.replays
 
 
 class Sampling(nn.Module):

@@ -89,7 +89,7 @@ def test_unlike_members_are_captured_as_one(device: str, begun: bool, monkeypatc
     program = Graphed.of(grouped)
     found = train(program, 4 - begun)
     assert program.replays
-    assert grouped.evaluation is not None and grouped.evaluation.replays  # type: ignore[attr-defined]
+    assert grouped.evaluation is not None and grouped.evaluation.captured.replays  # type: ignore[attr-defined]
     program.release()
     for one in lives:
         assert difference(state(one), states[one.member.name]) <= ROUNDING, one.member.name

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.stream.trees import flatten, map_leaves
+from argosy.stream.trees import map_leaves
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import ComparedPair, difference
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.replayed import Replayed, copy_into
+from argosy.training.programs.graphed.captured import Captured, copy_into
 
 __all__ = ["Evaluation"]
 
@@ -42,61 +42,38 @@ class Evaluation:
         """Buffers, which networks may change in evaluation too."""
         self._left = EAGER_PASSES
         """Eager passes left before one is captured."""
-        self._replayed: Replayed[tuple[Tensor, Any]] | None = None
-
-    @property
-    def replays(self) -> bool:
-        """Whether a pass is captured."""
-        return self._replayed is not None
-
-    @property
-    def memory_bytes(self) -> int:
-        """Device memory that the captured pass holds."""
-        return 0 if self._replayed is None else self._replayed.recording.memory_bytes
+        self.captured: Captured[tuple[Tensor, Any]] = Captured(recorder, program.members[0].backend)
+        """The pass."""
 
     def __call__(self, data: PackInputs) -> tuple[Tensor, Any]:
         """Return losses and outputs of the members; later passes do not overwrite them."""
-        leaves = None if self._replayed is None else self._replayed.leaves_of(data)
-        if self._replayed is not None and leaves is not None:
-            losses, output = self._replayed.replay(leaves)
+        replayed = self.captured.replay(data)
+        if replayed is not None:
+            losses, output = replayed
             return losses.clone(), None if output is None else map_leaves(torch.clone, output)
         member = self._program.members[0].member
         if data.samples == (member.eval_batch_size or member.batch_size):
             self._left -= 1
             if not self._left:
                 with attempt():  # after an error, this and all later passes run eagerly
-                    return self._captured(data)
+                    return self._capture(data)
         return self._program.evaluated(data)
 
     def close(self) -> None:
         """Drop the captured pass; the program evaluates eagerly again."""
-        replayed, self._replayed, self._program.evaluation = self._replayed, None, None
-        if replayed is not None:
-            replayed.close(self._program.members[0].backend)
+        self._program.evaluation = None
+        self.captured.close()
 
-    def _captured(self, data: PackInputs) -> tuple[Tensor, Any]:
-        """Capture a pass and verify one replay against an eager pass; returns the results of the eager pass."""
-        before, replayed = [buffer.clone() for buffer in self._buffers], None
+    def _capture(self, data: PackInputs) -> tuple[Tensor, Any]:
+        """Capture a pass, unless it would use too much memory; returns the results of an eager one."""
+        before = [buffer.clone() for buffer in self._buffers]
         try:
             self._warm_up(data)
-            replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
-            if replayed.recording.memory_bytes > MAX_HELD_BYTES:
-                raise Uncaptured("its evaluation would use too much memory")
+        finally:
             copy_into(before, self._buffers)
-            replayed_leaves = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
-            copy_into(before, self._buffers)
-            result = self._made(data)
-            pairs = [
-                ComparedPair.of("", one, other) for one, other in zip(_leaves(result), replayed_leaves, strict=True)
-            ]
-            if difference(pairs, MAX_DIFFERENCE) is not None:
-                raise Uncaptured("when replayed, its evaluation gives different results")
-        except BaseException:
-            copy_into(before, self._buffers)
-            if replayed is not None:
-                replayed.close(self._program.members[0].backend)
-            raise
-        self._replayed = replayed
+        result = self.captured.capture(self._made, data, self._buffers, agree=_agree)
+        if self.captured.memory_bytes > MAX_HELD_BYTES:
+            self.captured.close()
         return result
 
     def _warm_up(self, data: PackInputs) -> None:
@@ -119,6 +96,6 @@ class Evaluation:
         return self._program.evaluated(data, self._recorder.in_branches)
 
 
-def _leaves(result: tuple[Tensor, Any]) -> Sequence[Tensor]:
-    losses, output = result
-    return [losses, *([] if output is None else flatten(output)[0])]
+def _agree(eager: Sequence[Tensor], replayed: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    pairs = [ComparedPair.of("", one, other) for one, other in zip(eager, replayed, strict=True)]
+    return difference(pairs, MAX_DIFFERENCE) is None

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 
 from argosy.stream.blocks import Block
-from argosy.stream.trees import flatten
 from argosy.training.device.clock import divide_time
 from argosy.training.device.equivalence import have_diverged
-from argosy.training.device.recorders import Recorder, Uncaptured, make_recorder
+from argosy.training.device.recorders import Recorder, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import as_whole
+from argosy.training.programs.graphed.captured import Captured, copy_into
 from argosy.training.programs.graphed.evaluation import Evaluation
-from argosy.training.programs.graphed.replayed import Replayed, copy_into
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import MemberFaults, Program, collecting
@@ -52,7 +51,7 @@ class Graphed:
         self._scheduled = [live for live in self.members if live.has_batch_schedule]
         self._static_inputs = StaticInputs(whole.kernels, whole.weights)
         self._warm = 0
-        self._replayed: Replayed[Tensor] | None = None
+        self._captured: Captured[Tensor] = Captured(recorder, program.members[0].backend)
         self._moves: Tensor | None = None
         """Increments of the members' random offsets by the captured step, if it draws from them (`DeviceDraws`)."""
         self._evaluation: Evaluation | None = None
@@ -73,13 +72,13 @@ class Graphed:
     @property
     def replays(self) -> bool:
         """Whether a whole step is captured, so that steps are replayed."""
-        return self._replayed is not None
+        return self._captured.replays
 
     @property
     def memory_bytes(self) -> int:
         """Device memory that captured steps and passes hold."""
-        of_step = 0 if self._replayed is None else self._replayed.recording.memory_bytes
-        return of_step + (0 if self._evaluation is None else self._evaluation.memory_bytes)
+        of_evaluation = 0 if self._evaluation is None else self._evaluation.captured.memory_bytes
+        return self._captured.memory_bytes + of_evaluation
 
     @property
     def shares_draws(self) -> bool:
@@ -145,9 +144,7 @@ class Graphed:
     def release(self) -> None:
         """Implement `Program.release`."""
         self.join()
-        if self._replayed is not None:
-            self._replayed.close(self.members[0].backend)
-            self._replayed = None
+        self._captured.close()
         if self._evaluation is not None:
             self._evaluation.close()
         self._recorder.close()
@@ -174,14 +171,14 @@ class Graphed:
         if usual and self._warm < WARM_UP:
             self._warm += 1
             return self._warm_up_step(data)
-        if usual and self._replayed is None:
-            return self._capture_and_verify(data)
-        leaves = None if self._replayed is None else self._replayed.leaves_of(data)
-        if self._replayed is not None and leaves is not None:
-            if self._whole.draws is not None and self._moves is not None:
-                self._whole.draws.moves = self._moves
-            return self._replayed.replay(leaves).clone()
-        return self._run_eagerly(data)
+        if usual and not self.replays:
+            return self._capture(data)
+        totals = self._captured.replay(data)
+        if totals is None:
+            return self._run_eagerly(data)
+        if self._whole.draws is not None and self._moves is not None:
+            self._whole.draws.moves = self._moves
+        return totals.clone()
 
     def _run_eagerly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Run the step eagerly. An error restores the buffers, and also weights and states if kernels may fail halfway."""
@@ -220,37 +217,20 @@ class Graphed:
         finally:
             self._recorder.join()
 
-    def _capture_and_verify(self, data: PackInputs) -> Tensor:
-        """Capture a step and verify one replay against an eager step."""
-        random = self.members[0].randomness
-        mark, moving = random.here(), self._moving()
-        before = [tensor.clone() for tensor in moving]
-        replayed = self._record(data)
-        try:
-            random.set_generators(mark)
-            # Both steps begin at one random state and at the same weights.
-            replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
-            after_replay = [replayed_totals, *(tensor.clone() for tensor in moving)]
-            copy_into(before, moving)
-            random.set_generators(mark)
-            totals = self._operators(data)
-            ends = zip([totals, *moving], after_replay, [torch.zeros_like(totals), *before], strict=True)
-            if any(have_diverged(plain, replay, start, MAX_DISTANCE) for plain, replay, start in ends):
-                raise Uncaptured("when replayed, its step gives a different result")
-        except BaseException:
-            copy_into(before, moving)
-            replayed.close(self.members[0].backend)
-            raise
-        self._replayed, self._draws = replayed, _moved(mark, random.here())
-        return totals
+    def _capture(self, data: PackInputs) -> Tensor:
+        random, draws = self.members[0].randomness, self._whole.draws
+        mark = random.here()
 
-    def _record(self, data: PackInputs) -> Replayed[Tensor]:
-        # Zeros, as for samples: a recording must not depend on the values that it was made with.
+        def rewind() -> None:
+            # Numbers are set only after the recording, which must not depend on the values that it was made with, as for samples.
+            self._static_inputs.set_numbers()
+            random.set_generators(mark)
+
         self._static_inputs.forget()
-        replayed = Replayed.record(self._recorder, data, self._whole.weights.device, self._operators)
-        self._static_inputs.set_numbers()
-        self._moves = None if self._whole.draws is None else self._whole.draws.moves
-        return replayed
+        totals = self._captured.capture(self._operators, data, self._moving(), rewind=rewind, agree=_agree)
+        self._moves = None if draws is None else draws.moves
+        self._draws = _moved(mark, random.here())
+        return totals
 
     def _moving(self) -> Sequence[Tensor]:
         """Return all tensors that a step moves on the device, each ``[members of a kernel, …]``."""
@@ -293,6 +273,12 @@ def _concurrently(apart: Sequence[Graphed]) -> Iterator[None]:
         finally:
             for program in apart:
                 program.join()
+
+
+def _agree(eager: Sequence[Tensor], replayed: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    starts = [torch.zeros_like(eager[0]), *before]  # loss sums come first
+    ends = zip(eager, replayed, starts, strict=True)
+    return not any(have_diverged(plain, replay, start, MAX_DISTANCE) for plain, replay, start in ends)
 
 
 def _moved(one: Mark, other: Mark) -> bool:
