@@ -6,8 +6,8 @@ product. Gradients are written where optimizers find them. All last layers are o
 Each member gets the bits that it has alone, if torch's kernels for several matrices round like those for one (`vmap_overrides`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -114,8 +114,7 @@ def layers_of(model: nn.Module) -> Sequence[Layer] | None:
     return layers if plain and all(weight.requires_grad for weight in weights) else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StackedLayers:
+class StackedLayers(NamedTuple):
     """Linear layers of one shape in one wave, one per row."""
 
     places: Sequence[tuple[int, int]]
@@ -124,10 +123,10 @@ class StackedLayers:
     """Whether the inputs of these layers are the samples."""
     weights: Tensor
     """``[rows, outputs, inputs]``; the members' own weights are views of it."""
-    biases: Tensor | None
-    """``[rows, outputs]``, likewise."""
     of_weights: Tensor
     """Gradients of the weights."""
+    biases: Tensor | None
+    """``[rows, outputs]``, likewise."""
     of_biases: Tensor | None
     """Gradients of the biases."""
 
@@ -136,17 +135,9 @@ class StackedLayers:
         cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: FlatMemory | None
     ) -> "StackedLayers":
         """Move these layers into new memory, or into the common `memory`."""
-        weights, of_weights = _moved([linear.weight for linear in linears], memory)
+        weights = _moved([linear.weight for linear in linears], memory)
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        moved = _moved(biases, memory) if biases else (None, None)
-        return cls(
-            places=places,
-            first=places[0][1] == 0,
-            weights=weights,
-            biases=moved[0],
-            of_weights=of_weights,
-            of_biases=moved[1],
-        )
+        return cls(places, places[0][1] == 0, *weights, *(_moved(biases, memory) if biases else (None, None)))
 
 
 def _moved(parameters: Sequence[Tensor], memory: FlatMemory | None) -> tuple[Tensor, Tensor]:
@@ -174,49 +165,30 @@ class Stretch(NamedTuple):
     """Inputs of the next layers."""
     input_slopes: Tensor
     """Gradients of those inputs."""
-    mask: Tensor | None
-    """Dropout mask of those inputs, if the rows drop out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Product:
-    """A group of stacked layers with its memory for batches of one length; memory that passes do not use is never touched."""
+    """A group of stacked layers with its memory for batches of one length; memory that passes do not use is not touched, except masks."""
 
-    group: StackedLayers
-    inputs: Tensor
-    input_slopes: Tensor
-    outputs: Tensor
-    slopes: Tensor
-    masks: Tensor
-    """Dropout masks of the inputs."""
-    stretches: list[Stretch]
-    """How outputs become the inputs of the next products."""
-    masked: bool
-    """Whether this product multiplies all its inputs by masks, instead of each stretch that writes them: fewer and larger kernels."""
-
-    @classmethod
-    def of(
-        cls, group: StackedLayers, length: int, masks: Tensor, outputs: tuple[Tensor, Tensor] | None, *, masked: bool
-    ) -> "Product":
-        """Allocate the memory for batches of this length, except masks; for last layers, `outputs` and their gradients are given."""
+    def __init__(
+        self, group: StackedLayers, length: int, masks: Tensor | None, ends: tuple[Tensor, Tensor] | None
+    ) -> None:
         rows, outs, ins = group.weights.shape
-        inputs, input_slopes = (group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2))
-        output, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
-        return cls(
-            group=group,
-            inputs=inputs,
-            input_slopes=input_slopes,
-            outputs=output,
-            slopes=slopes,
-            masks=masks,
-            stretches=[],
-            masked=masked and not group.first,
+        self.group = group
+        self.inputs, self.input_slopes = (
+            group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2)
         )
+        self.outputs, self.slopes = ends or (group.weights.new_empty(rows, length, outs) for _ in range(2))
+        """For last layers, the given `ends`: parts of all members' outputs, and of their gradients."""
+        self.masks = masks
+        """Dropout masks of the inputs, ones for rows that do not drop out; None if no row does."""
+        self.stretches: list[Stretch] = []
+        """How outputs become the inputs of the next products."""
 
     def forward(self, samples: Tensor, *, train: bool) -> None:
         """Compute the outputs, and from them the inputs of the next products."""
         group, rows = self.group, self._rows(samples)
-        if train and self.masked:
+        if train and self.masks is not None:
             rows.mul_(self.masks)
         if group.biases is None:
             torch.bmm(rows, group.weights.mT, out=self.outputs)
@@ -224,22 +196,18 @@ class Product:
             torch.baddbmm(group.biases.unsqueeze(1), rows, group.weights.mT, out=self.outputs)
         for stretch in self.stretches:
             stretch.function.forward(stretch.outputs, stretch.inputs)
-            if train and stretch.mask is not None:
-                stretch.inputs.mul_(stretch.mask)
 
     def backward(self, samples: Tensor) -> None:
         """Compute all gradients, from the input gradients that the next products have computed."""
         group = self.group
         for stretch in self.stretches:
-            if stretch.mask is not None:
-                stretch.input_slopes.mul_(stretch.mask)
             stretch.function.backward(stretch.input_slopes, stretch.outputs, stretch.slopes)
         torch.bmm(self.slopes.mT, self._rows(samples), out=group.of_weights)
         if group.of_biases is not None:
             torch.sum(self.slopes, 1, out=group.of_biases)
         if not group.first:
             torch.bmm(self.slopes, group.weights, out=self.input_slopes)
-            if self.masked:
+            if self.masks is not None:
                 self.input_slopes.mul_(self.masks)
 
     def _rows(self, samples: Tensor) -> Tensor:
@@ -250,21 +218,18 @@ class WavePass:
     """Passes of all members on batches of one length, in their own memory."""
 
     def __init__(
-        self, waves: Sequence[Sequence[StackedLayers]], layers: Sequence[Sequence[Layer]], length: int, *, whole: bool
+        self, waves: Sequence[Sequence[StackedLayers]], layers: Sequence[Sequence[Layer]], length: int
     ) -> None:
         self._layers = layers
         groups = [group for wave in waves for group in wave]
         like, self._products = groups[-1].weights, list[Product]()
-        self._whole = whole and any(layer.rate for own in layers for layer in own)
-        """Whether masks cover whole products (`Product.masked`)."""
+        drops = any(layer.rate for own in layers for layer in own)
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
-        sizes = [0 if group.first else group.weights.shape[0] * length * group.weights.shape[2] for group in groups]
-        # Ones, because masks of whole products also cover rows that do not drop out.
-        self._drawn_into = like.new_ones(sum(sizes)) if self._whole else like.new_empty(sum(sizes))
-        masks = [
-            memory.view(len(group.weights), -1, group.weights.shape[2]) if len(memory) else memory
-            for group, memory in zip(groups, torch.split(self._drawn_into, sizes), strict=True)
-        ]
+        shapes = [(len(group.weights), length, group.weights.shape[2]) for group in groups]
+        sizes = [math.prod(one) if drops and not group.first else 0 for group, one in zip(groups, shapes, strict=True)]
+        self._drawn_into = like.new_ones(sum(sizes))
+        parts = torch.split(self._drawn_into, sizes)
+        masks = [part.view(shape) if len(part) else None for part, shape in zip(parts, shapes, strict=True)]
         last = 0
         for group, own_masks in zip(groups, masks, strict=True):
             member, number = group.places[0]
@@ -272,7 +237,7 @@ class WavePass:
             if number == len(layers[member]) - 1:
                 own = slice(last, last + len(group.places))
                 ends, last = (self.outputs[own], self._slopes[own]), own.stop
-            self._products.append(Product.of(group, length, own_masks, ends, masked=self._whole))
+            self._products.append(Product(group, length, own_masks, ends))
         products = iter(self._products)
         self._waves = [[next(products) for _ in wave] for wave in waves]
         self._rows = {place: (one, row) for one in self._products for row, place in enumerate(one.group.places)}
@@ -326,6 +291,7 @@ class WavePass:
 
     def _next_mask(self, member: int, number: int) -> Tensor:
         product, row = self._next(member, number)
+        assert product.masks is not None
         return product.masks[row]
 
     def _stretches(self, product: Product) -> Iterator[Stretch]:
@@ -336,7 +302,7 @@ class WavePass:
             if number == len(self._layers[member]) - 1:
                 return
             after, next_row = self._next(member, number)
-            same = str(layer.activation), bool(layer.rate) and not self._whole, id(after), next_row - row
+            same = str(layer.activation), id(after), next_row - row
             if stretches and stretches[-1][0] == same:
                 stretches[-1] = same, stretches[-1][1], row + 1
             else:
@@ -351,7 +317,6 @@ class WavePass:
                 slopes=product.slopes[mine],
                 inputs=after.inputs[theirs],
                 input_slopes=after.input_slopes[theirs],
-                mask=after.masks[theirs] if layer.rate and not self._whole else None,
             )
 
 
@@ -393,8 +358,7 @@ class Waves:
     def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = run_in_turn) -> Tensor:
         """Run `WavePass.forward`; samples may have any shape if all networks flatten them."""
         if (own := self._passes.get(len(samples))) is None:
-            own = WavePass(self._waves, self._layers, len(samples), whole=self.memory is not None)
-            self._passes[len(samples)] = own
+            own = self._passes[len(samples)] = WavePass(self._waves, self._layers, len(samples))
         return own.forward(self._flattened(samples), states, in_branches)
 
     def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches = run_in_turn) -> None:
