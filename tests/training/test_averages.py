@@ -32,6 +32,7 @@ from argosy.training.choice.measure import LATE, state_bytes
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
 from argosy.training.member.snapshots import MAX_SECTIONS, Snapshots
+from argosy.training.programs.fused.forward import Forward
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed
 from argosy.training.programs.solo import Solo
@@ -375,6 +376,50 @@ def test_a_step_that_is_made_again_measures_its_batch_once(of: Callable[[list[Li
             program.begin(batch)
             program.finish()
     assert [live.average.batches for live in lives if live.average] == [2] * len(lives)
+
+
+@pytest.mark.parametrize("then", ["the same program", "each alone"])
+def test_a_validation_that_averaged_weights_have_interrupted_counts_each_batch_once(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = [packs.member(f"m{n}", average=EMA(0.9), optimizer=partial(SGD, lr=0.1 * n)) for n in (1, 2)]
+    lives, like = ([packs.live(one) for one in fleet] for _ in range(2))
+    arrays, (inputs, labels) = packs.samples()
+    orders = Orders(0, {"train": len(inputs), "val": len(inputs)})
+    (block,) = blocks(orders.epoch("train", 0), len(inputs), arrays=arrays)
+    (shown,) = blocks(orders.epoch("val", 0), len(inputs), arrays=(inputs, labels), split="val")
+    values, calls = Forward.values, list[int]()
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:  # the first pass is that of raw weights
+            raise torch.OutOfMemoryError("no memory")
+        return values(*given)
+
+    for each in (lives, like):
+        program = Fused.of(each)
+        for one in each:
+            one.begin_epoch(orders, 0)
+        with program.active():
+            for batch in program.cut(block):
+                program.begin(batch)
+                program.finish()
+        programs: list[Any] = [program]
+        if each is lives:
+            with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError), program.active(keep=True):
+                patched.setattr(Forward, "values", interrupted)
+                next(program.evaluate(shown))
+            program.undo()
+            if then == "each alone":
+                program.release()
+                programs = [Solo(one) for one in lives]
+        for again in programs:
+            with again.active(keep=True):
+                assert list(again.evaluate(shown))
+    for one, other in zip(lives, like, strict=True):
+        for mine, theirs in ((one.val, other.val), (one.average_val, other.average_val)):
+            assert (mine.digest, mine.sums.rows) == (theirs.digest, theirs.sums.rows)
+            assert packs.difference(mine.values(), theirs.values()) <= 1e-10
 
 
 def drawing(output: Any, target: Any) -> Any:

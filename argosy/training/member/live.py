@@ -108,6 +108,8 @@ class LiveMember:
     """Validation of the current section."""
     average_val: Validation = field(init=False)
     """The same with the averaged weights, if it has an average."""
+    half_validated: bool = False
+    """Whether the raw weights have validated the next batch already: an error has interrupted the pass of averaged ones."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     cutting: Cutting = field(init=False, repr=False)
@@ -154,7 +156,7 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Discard a validation, and prepare another one."""
-        self.val, self._validating, self._unvalidated = self._validation(), None, {}
+        self.val, self._validating, self._unvalidated, self.half_validated = self._validation(), None, {}, False
         if self.average is not None:
             self.average_val = self._validation()
 

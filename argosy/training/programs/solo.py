@@ -339,7 +339,9 @@ class Solo:
         live = self.live
         if not batch.rows:
             return
-        self._validate(batch, live.val)
+        if not live.half_validated:
+            self._validate(batch, live.val)
+        live.half_validated = False
         if live.averaged is not None:
             drawn = live.randomness.here()
             with live.averaged.held():

@@ -169,16 +169,24 @@ class Fused(ProgramOfSeveral):
 
     def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass, and their averages in another."""
-        data, rows = self.inputs(lockstep, augment=False), range(len(self.members))
-        self._validate(lockstep, rows, self._found(data), [live.val for live in self.members])
-        averaged = [row for row in rows if self.members[row].averaged is not None]
+        data = self.inputs(lockstep, augment=False)
+        rows = [row for row, live in enumerate(self.members) if not live.half_validated]
+        if rows:
+            self._validate(lockstep, rows, self._found(data), [live.val for live in self.members])
+        averaged = [row for row, live in enumerate(self.members) if live.averaged is not None]
         if self._averages is None or not averaged:
             return
+        for row in averaged:
+            self.members[row].half_validated = True
         drawn = self.marks()
         named, buffers = self._averages.named, self._averages.buffers
-        values = self._forward.values(named, buffers, data, self._states, lambda output: None)
-        self._validate(lockstep, averaged, values, [live.average_val for live in self.members])
-        self.go_back(drawn)  # raw weights are validated as they would be without averages
+        try:
+            values = self._forward.values(named, buffers, data, self._states, lambda output: None)
+            self._validate(lockstep, averaged, values, [live.average_val for live in self.members])
+        finally:
+            self.go_back(drawn)  # raw weights are validated as they would be without averages
+        for row in averaged:
+            self.members[row].half_validated = False
 
     # ---- a lockstep
 
