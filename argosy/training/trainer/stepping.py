@@ -61,7 +61,8 @@ class Stepping:
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
                     through = False
-                    if self._interrupted:  # not by an instance that rests: the others would never have their turn
+                    # After an instance that rests, the others have their turn though there is always something to do.
+                    if self._interrupted and self.wanted():
                         return False
         self._program_choice.settle()
         return through
