@@ -379,10 +379,11 @@ def test_a_step_that_is_made_again_measures_its_batch_once(of: Callable[[list[Li
 
 
 @pytest.mark.parametrize("then", ["the same program", "each alone"])
+@pytest.mark.parametrize("rules", [(EMA(0.9), EMA(0.9)), (SWA(1), SWA(2))])
 def test_a_validation_that_averaged_weights_have_interrupted_counts_each_batch_once(
-    then: str, monkeypatch: pytest.MonkeyPatch
+    then: str, rules: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = [packs.member(f"m{n}", average=EMA(0.9), optimizer=partial(SGD, lr=0.1 * n)) for n in (1, 2)]
+    fleet = [packs.member(f"m{n}", average=rule, optimizer=partial(SGD, lr=0.1 * n)) for n, rule in enumerate(rules, 1)]
     lives, like = ([packs.live(one) for one in fleet] for _ in range(2))
     arrays, (inputs, labels) = packs.samples()
     orders = Orders(0, {"train": len(inputs), "val": len(inputs)})
@@ -417,7 +418,7 @@ def test_a_validation_that_averaged_weights_have_interrupted_counts_each_batch_o
             with again.active(keep=True):
                 assert list(again.evaluate(shown))
     for one, other in zip(lives, like, strict=True):
-        for mine, theirs in ((one.val, other.val), (one.average_val, other.average_val)):
+        for mine, theirs in ((one.val, other.val), (one.average_val, other.average_val))[: 1 + bool(one.averaged)]:
             assert (mine.digest, mine.sums.rows) == (theirs.digest, theirs.sums.rows)
             assert packs.difference(mine.values(), theirs.values()) <= 1e-10
 

@@ -176,8 +176,8 @@ class Fused(ProgramOfSeveral):
         averaged = [row for row, live in enumerate(self.members) if live.averaged is not None]
         if self._averages is None or not averaged:
             return
-        for row in averaged:
-            self.members[row].half_validated = True
+        for live in self.members:  # also one whose average has yet to begin: all repeat an interrupted batch
+            live.half_validated = True
         drawn = self.marks()
         named, buffers = self._averages.named, self._averages.buffers
         try:
@@ -185,8 +185,8 @@ class Fused(ProgramOfSeveral):
             self._validate(lockstep, averaged, values, [live.average_val for live in self.members])
         finally:
             self.go_back(drawn)  # raw weights are validated as they would be without averages
-        for row in averaged:
-            self.members[row].half_validated = False
+        for live in self.members:
+            live.half_validated = False
 
     # ---- a lockstep
 
