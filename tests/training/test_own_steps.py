@@ -157,11 +157,11 @@ def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
     assert bits(other) == bits(straight)
 
 
-def unfreezing(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+def unfreezing(weights: Any, model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
     """Train the last layer, and from the second step on the first one, too."""
     optimizer = optimizers["last"]
     if optimizer.state and len(optimizer.param_groups) == 1:
-        optimizer.add_param_group({"params": model.discriminator[0].parameters(), "lr": 0.001})
+        optimizer.add_param_group({"params": weights(model.discriminator[0]), "lr": 0.001})
     loss = model.discriminator(batch[0]).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -169,11 +169,13 @@ def unfreezing(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
     return loss
 
 
-def test_groups_that_a_step_has_added_are_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [nn.Module.parameters, nn.Module.named_parameters])
+def test_groups_that_a_step_has_added_are_saved(weights: Any, tmp_path: Path) -> None:
     def last(model: Gan) -> dict[str, Any]:
-        return {"last": Adam(model.discriminator[2].parameters(), lr=0.1)}
+        return {"last": Adam(weights(model.discriminator[2]), lr=0.1)}
 
-    member = argosy.Member("net", model=Gan, optimizers=last, step=unfreezing, validate=validate, batch_size=4)
+    step = partial(unfreezing, weights)
+    member = argosy.Member("net", model=Gan, optimizers=last, step=step, validate=validate, batch_size=4)
     whole, cut, other = alive(member), alive(member), alive(member)
     steps(whole, 0, 4)
     steps(cut, 0, 2)

@@ -78,8 +78,10 @@ class OwnOptimizers:
         """Load all states into optimizers as the factory returns them, or with the groups that steps have added."""
         for name, optimizer in self.by_name.items():
             missing = state.get("added", {}).get(name, [])[len(optimizer.param_groups) - self.built[name] :]
+            named = "param_names" in optimizer.param_groups[0]  # torch refuses a group without names beside those with
             for group in missing:
-                optimizer.add_param_group({"params": [self.weights[weight] for weight in group]})
+                weights = [(weight, self.weights[weight]) for weight in group]
+                optimizer.add_param_group({"params": weights if named else [weight for _, weight in weights]})
             load_optimizer_state(optimizer, state["state"][name])
 
 
