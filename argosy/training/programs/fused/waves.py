@@ -223,10 +223,10 @@ class WavePass:
         self._layers = layers
         groups = [group for wave in waves for group in wave]
         like, self._products = groups[-1].weights, list[Product]()
-        drops = any(layer.rate for own in layers for layer in own)
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
         shapes = [(len(group.weights), length, group.weights.shape[2]) for group in groups]
-        sizes = [math.prod(one) if drops and not group.first else 0 for group, one in zip(groups, shapes, strict=True)]
+        drops = [not one.first and any(layers[m][number - 1].rate for m, number in one.places) for one in groups]
+        sizes = [math.prod(shape) * own for shape, own in zip(shapes, drops, strict=True)]
         self._drawn_into = like.new_ones(sum(sizes))
         parts = torch.split(self._drawn_into, sizes)
         masks = [part.view(shape) if len(part) else None for part, shape in zip(parts, shapes, strict=True)]
