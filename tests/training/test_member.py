@@ -1087,6 +1087,37 @@ def test_what_each_validation_changes_is_noted(always: bool) -> None:
     ] * always
 
 
+class Seen(nn.Module):
+    """A metric that counts samples, as those of torchmetrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def update(self, rows: int) -> None:
+        self.count += rows
+
+    def compute(self) -> torch.Tensor:
+        return self.count
+
+
+class WithMetric(nn.Linear):
+    """A network that counts its samples in a metric."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.seen = Seen()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.update(len(x))
+        return super().forward(x)
+
+
+def test_a_metric_that_each_validation_moves_is_not_noted() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert measure(start(studies.member(model=WithMetric)), block, validated=20).notes == ()
+
+
 class Recentred(nn.Module):
     """A loss that moves its centre in each call, as DINO's."""
 

@@ -151,7 +151,7 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and (
                 type(module).get_extra_state is not nn.Module.get_extra_state  # it saves its own state
-                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, on which no weights depend
+                or _is_metric(module)
             ):
                 continue
             where = f"layer {name!r}" if name else f"the {what}"
@@ -167,6 +167,11 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
             MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in unsaved
         }
     return states
+
+
+def _is_metric(module: nn.Module) -> bool:
+    """Return whether a layer is a metric, as those of torchmetrics are, on which no weights depend."""
+    return hasattr(module, "update") and hasattr(module, "compute")
 
 
 def training_code(live: LiveMember) -> list[Any]:
@@ -273,12 +278,14 @@ def _sums(trial: Solo) -> dict[str, str]:
     """Return the sums of saved tensors that steps use, because copies would need as much memory."""
     live = trial.live
     states = {"network": live.model.state_dict(), **called_state(live.member, live.model)}
+    metrics = tuple(f"{name}." for name, module in live.model.named_modules() if _is_metric(module))
     leaves = {
         f"{key!r} of the {what}": one
         for what, state in states.items()
         if not what.startswith("validate") and isinstance(state, Mapping)
         for key, one in state.items()
         if isinstance(one, torch.Tensor) and one.layout is torch.strided and not (one.is_meta or one.is_quantized)
+        if not str(key).startswith(metrics)
     }
     return {
         where: repr(one.detach().sum(dtype=None if one.is_complex() else torch.float64).item())
