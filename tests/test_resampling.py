@@ -20,6 +20,7 @@ from sklearn.model_selection import RepeatedKFold, StratifiedGroupKFold, TimeSer
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.errors import StudyError
 from argosy.results.bands import Band
 from argosy.results.fold import RunState
 from argosy.results.intervals import Interval, t_quantile
@@ -69,6 +70,12 @@ def test_folds_of_a_splitter_are_its_own(splitter: Any) -> None:
     assert [(member.subset, member.val_subset) for member in tensors] == [
         (member.subset, member.val_subset) for member in members
     ]
+
+
+@pytest.mark.parametrize("folds", [5.0, np.int64(5), None, TimeSeriesSplit(5)], ids=repr)
+def test_folds_that_are_neither_a_number_nor_pairs_are_not_called_pairs(folds: Any) -> None:
+    with pytest.raises(StudyError, match="it must be an int of at least 2, or pairs of training and validation"):
+        argosy.kfold(studies.member("a"), folds, samples=60)
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,12 @@ def kfold(
     2003; for repeats Bouckaert and Frank 2004).
     """
     if not isinstance(folds, int):
+        pairs = _pairs(folds)
         if any(value is not None for value in (samples, stratify, groups)) or (repeats, seed) != (1, 0):
             raise StudyError(
                 "argosy.kfold was given the pairs of all folds, and also how to divide the samples. Pass the member and folds= only."
             )
-        return [
-            _on("argosy.kfold", member, f"fold={fold}", train, val) for fold, (train, val) in enumerate(_pairs(folds))
-        ]
+        return [_on("argosy.kfold", member, f"fold={fold}", train, val) for fold, (train, val) in enumerate(pairs)]
     for name, value, least in (("folds", folds, 2), ("repeats", repeats, 1), ("seed", seed, 0)):
         check_whole(f"argosy.kfold: {name}", value, least=least)
     if repeats > 1 and groups is not None:
