@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.api import train
+from argosy.data.tables import names_of
 from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked, describe_value
@@ -194,16 +195,12 @@ def _take_rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> 
 
 def _names(X: Any) -> npt.NDArray[Any] | None:
     """Return the names of a table's columns; None for an array, or if columns are only numbered."""
-    names = _column_names(X)
+    names = names_of(X) or []
     if names == list(range(len(names))):
         return None
     array = np.empty(len(names), object)
     array[:] = names
     return array
-
-
-def _column_names(X: Any) -> list[Any]:
-    return list(getattr(X, "column_names", getattr(X, "columns", ())))  # `columns` of an Arrow table are arrays
 
 
 def _format_names(names: Iterable[Any]) -> str:
@@ -226,7 +223,7 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     if array.dtype.kind in "biuf":
         return array
     columns = array.T if array.ndim == 2 else array[None]
-    names = _column_names(values) or range(len(columns))
+    names = names_of(values) or range(len(columns))
     if wrong := [repr(name) for name, column in zip(names, columns, strict=True) if not _are_numbers(column)]:
         raise StudyError(
             f"X has values that are not numbers in {len(wrong)} of its {len(columns)} columns: "

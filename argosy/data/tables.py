@@ -23,7 +23,7 @@ from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
 
-__all__ = ["Table", "columns", "table", "kind_of_texts"]
+__all__ = ["Table", "columns", "table", "kind_of_texts", "names_of"]
 
 Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
@@ -189,15 +189,24 @@ def _rows(name: str, column: Any) -> Column:
     return np.asarray(whole).reshape(shape)
 
 
+def names_of(table: Any) -> list[Any] | None:
+    """Return column names as a table has them, which are numbers in a DataFrame made from an array; None for what is no table."""
+    if hasattr(type(table), "column_names"):
+        return list(
+            table.column_names
+        )  # of an Arrow table, whose `columns` are arrays; a DataFrame may have such a column
+    names = table if isinstance(table, Mapping) else getattr(table, "columns", None)
+    return None if names is None else list(names)
+
+
 def _names(source: Any) -> list[Any]:
-    """Return column names as the source has them; in a DataFrame made from an array they are numbers."""
-    names = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
+    names = names_of(source)
     if names is None:
         raise StudyError(
             f"table: source is {describe_value(source)}, which has no named columns. Pass a .csv or .parquet file, a "
             "DataFrame, an Arrow table or a dict of columns. For arrays, use Data(arrays=(x, y))."
         )
-    return list(names)
+    return names
 
 
 def _check_there(name: str, names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from argosy.data.tables import kind_of_texts
+from argosy.data.tables import kind_of_texts, names_of
 from argosy.errors import StudyError
 from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.warned import warn_caller
@@ -86,9 +86,7 @@ def _is_unknown(column: npt.NDArray[Any], codes: Rows) -> bool:
 
 
 def _names(X: Any) -> Sequence[Any]:
-    if hasattr(type(X), "column_names"):
-        return list(X.column_names)  # of an Arrow table, whose `columns` are arrays
-    return list(X.columns) if is_table(X) else range(X.shape[1])
+    return names_of(X) or range(X.shape[1])
 
 
 def _columns(X: Any, fitted: Sequence[tuple[str, ...] | None] = ()) -> list[npt.NDArray[Any]]:

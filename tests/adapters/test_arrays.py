@@ -182,6 +182,15 @@ def test_columns_of_an_arrow_table_are_told_by_their_names() -> None:
         argosy.fit(table.append_column("word", [WORDS]), WORDS, member(), **HOW)
 
 
+def test_a_column_of_a_table_may_have_the_name_of_an_attribute_of_arrow_tables() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["a", "b", "columns", "column_names"])
+    fitted = argosy.fit(table, WORDS, member(), **HOW)
+    assert list(fitted.feature_names_in_) == [*table]
+    assert list(fitted.predict(table[:5])) == list(fitted.predict(table)[:5])
+    assert argosy.data.table(table.assign(word=WORDS), target="word").features == tuple(table)
+
+
 def test_columns_without_names_are_read_by_place(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     fitted = argosy.fit(X, WORDS, member(), directory=tmp_path, **HOW)
