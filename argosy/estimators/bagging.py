@@ -71,8 +71,9 @@ class Restored(nn.Module):
 
     def __init__(self, targets: npt.NDArray[Any]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.from_numpy(targets.mean(axis=0)))
-        self.register_buffer("deviation", torch.from_numpy(targets.std(axis=0)))  # 0 if all are equal: so are outputs
+        equal = (targets == targets[0]).all(axis=0)  # so are outputs; rounded, their mean and deviation are others
+        self.register_buffer("mean", torch.from_numpy(np.where(equal, targets[0], targets.mean(axis=0))))
+        self.register_buffer("deviation", torch.from_numpy(np.where(equal, 0.0, targets.std(axis=0))))
 
     def forward(self, outputs_NO: Tensor) -> Tensor:
         """Return outputs ``[N, outputs]`` in the units of the targets."""
