@@ -111,10 +111,11 @@ def test_a_choice_that_no_stopwatch_made_is_taken(
 
 def test_a_run_that_continues_with_other_numerics_is_told(tmp_path: Path) -> None:
     train(tmp_path, study("a"), numerics="exact")
-    with pytest.warns(
-        UserWarning, match=r"^numerics is 'equivalent', but the run began with 'exact', .* set numerics='exact'\.$"
-    ):
+    told = r"^numerics is '{}', but the run last trained with '{}', .* set numerics='{}'\.$"
+    with pytest.warns(UserWarning, match=told.format("equivalent", "exact", "exact")):
         train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(4)))
+    with pytest.warns(UserWarning, match=told.format("exact", "equivalent", "equivalent")):
+        train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)), numerics="exact")
 
 
 def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(

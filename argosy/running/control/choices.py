@@ -79,7 +79,7 @@ class Choices:
         """
         for name, earlier in _differences(settings, own):
             warn_caller(
-                f"{name} is {getattr(settings, name)!r}, but the run began with {earlier!r}, and its steps round differently. To "
+                f"{name} is {getattr(settings, name)!r}, but the run last trained with {earlier!r}, and its steps round differently. To "
                 f"continue it bit for bit, set {name}={earlier!r}."
             )
         if settings.like is None:
