@@ -119,7 +119,7 @@ def _arrays(what: str, pair: Any) -> tuple[Indices, Indices]:
     for part, indices in zip(("training", "validation"), pair, strict=True):
         check_indices(f"{what}, {part}", indices)
     train, val = map(np.asarray, pair)
-    if shared := len(np.intersect1d(train, val)):
+    if shared := int(np.isin(train, val).sum()):
         raise StudyError(
             f"{what} validates on {shared} of its training samples. Remove them from one of its two lists."
         )
