@@ -445,7 +445,9 @@ class Report:
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
         )
-        if self.directory.exists():
+        if (
+            self.directory.exists() or not self.directory.is_absolute()
+        ):  # relative to another working directory, perhaps
             return ending
         # For example after `argosy.fit` without a directory.
         deleted = f"{state}. The files of the run are deleted."

@@ -55,6 +55,17 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     )
 
 
+@pytest.mark.tampers
+@pytest.mark.usefixtures("report")
+def test_files_are_not_called_deleted_because_the_working_directory_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = argosy.load("run")
+    monkeypatch.chdir(tmp_path / "run")
+    assert "Everything is in run\n" in f"{found}"
+
+
 def ended(report: Report, command: str) -> str:
     """Return what a command prints at the end of a run."""
     return report.ending(again=command, fixed=f"{command} --retry-failed").text(400, 50)
