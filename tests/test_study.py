@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 import argosy
 from argosy.errors import StudyError
 from argosy.running.directory.studyfile import load_study
-from argosy.study import sharing_warnings
+from argosy.study import IGNORED, ignored_class, sharing_warnings
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
@@ -563,6 +563,13 @@ def test_a_member_beside_its_own_repetitions_is_refused() -> None:
     mlp = studies.member("mlp")
     with pytest.raises(StudyError, match="a member 'mlp' and members that repeat 'mlp'"):
         studies.study(60, fleet=[mlp, *argosy.replicate(mlp, seeds=2)], val=20)
+
+
+@pytest.mark.parametrize(("index", "ignored"), [(0, 0), (np.int64(0), 0), (None, IGNORED), ([0, 1], IGNORED)])
+def test_the_class_that_a_loss_ignores_is_a_number_of_python_or_numpy(index: Any, ignored: int) -> None:
+    loss = nn.Module()
+    loss.ignore_index = index
+    assert ignored_class(loss) == ignored_class(partial(studies.member, ignore_index=index)) == ignored
 
 
 def test_an_attribute_with_the_name_of_a_variable_is_another_thing() -> None:

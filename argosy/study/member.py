@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 from argosy.averages import Average, check_average
@@ -93,7 +94,7 @@ def ignored_class(loss: Any) -> int:
     """
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
     index: object = bound.get("ignore_index", getattr(loss, "ignore_index", None))
-    return index if isinstance(index, int) else IGNORED
+    return int(index) if isinstance(index, Integral) else IGNORED  # other libraries' may be None, or a list
 
 
 accuracy.__module__ = "argosy.study"  # where users import it from, and its name in the directories of earlier versions
