@@ -192,9 +192,8 @@ def _rows(name: str, column: Any) -> Column:
 def names_of(table: Any) -> list[Any] | None:
     """Return column names as a table has them, which are numbers in a DataFrame made from an array; None for what is no table."""
     if hasattr(type(table), "column_names"):
-        return list(
-            table.column_names
-        )  # of an Arrow table, whose `columns` are arrays; a DataFrame may have such a column
+        # An Arrow table, whose `columns` are arrays. The type is asked, because a DataFrame may have a column of this name.
+        return list(table.column_names)
     names = table if isinstance(table, Mapping) else getattr(table, "columns", None)
     return None if names is None else list(names)
 

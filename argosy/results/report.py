@@ -445,9 +445,8 @@ class Report:
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, fixed),
         )
-        if (
-            self.directory.exists() or not self.directory.is_absolute()
-        ):  # relative to another working directory, perhaps
+        # A relative path may be of another working directory.
+        if self.directory.exists() or not self.directory.is_absolute():
             return ending
         # For example after `argosy.fit` without a directory.
         deleted = f"{state}. The files of the run are deleted."
