@@ -357,3 +357,13 @@ def test_a_server_closes_where_the_system_waits_for_children(monkeypatch: pytest
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert killed == []
+
+
+def test_a_command_waits_while_one_that_came_with_it_is_carried_out() -> None:
+    """A trainer looks for commands while it waits for the other devices of a member, and nothing else would end that wait."""
+    driver, end = Peer.pair()
+    for command in ("assign", "pause"):
+        driver.send(command)
+    commands = worker._Commands(end)
+    waiting = {command: commands.waiting() for command in commands.take()}
+    assert waiting == {"assign": True, "pause": False}

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -211,12 +212,14 @@ class _Commands:
                 return True  # the driver is gone, which is no member's fault; `take` reports it too
         return bool(self.arrived)
 
-    def take(self) -> list[Any]:
-        """Return all commands received so far."""
+    def take(self) -> Iterator[Any]:
+        """Yield the commands received so far; the later ones still wait while one is carried out.
+
+        A rank that waits for another device in the steps of an `Assign` is thus interrupted by a `Pause` that came together with it.
+        """
         self.arrived.extend(self.driver.receive())
-        taken = list(self.arrived)
-        self.arrived.clear()
-        return taken
+        while self.arrived:
+            yield self.arrived.popleft()
 
     def connection(self) -> Peer:
         """Return the connection that came with the next `Attach`."""
