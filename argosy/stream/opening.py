@@ -39,10 +39,7 @@ def open_sources(
 ) -> dict[str, Source]:
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     opening = Opening(data=data, seed=seed, heartbeat=heartbeat or Heartbeat.private(), shards=shards or {})
-    splits, prover = opening.splits(), Prover(cache)
-    sources = opening.sources(splits, prover)
-    prover.note_use(splits.values())
-    return sources
+    return opening.sources(opening.splits(), Prover(cache))
 
 
 def make_opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:

@@ -6,14 +6,12 @@ names of the folders that contain its files. What is known only after preparatio
 covered by witnesses (`argosy.stream.kept.witnesses`).
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import os
 import re
 import secrets
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from argosy.readings import attributes_of, is_installed
 from argosy.stream.code_digest import CodeReader
 from argosy.stream.kept.witnesses import Roots
 from argosy.stream.padding import unwrap_padding
-from argosy.stream.value_text import Content, Global, UnreadableContent
+from argosy.stream.value_text import Content
 
 __all__ = ["Key", "make_key"]
 
@@ -49,14 +47,12 @@ class Key:
     """The folders from which files are read. Keys of Datasets that differ only in the content of these folders have equal parts."""
     files: tuple[str, ...]
     """Absolute paths of files that it names or maps."""
-    whole: Content
-    """What was noted when its values were read."""
 
     @classmethod
     def of_one_run(cls, dataset: Any) -> "Key":
         """Return a key that no other run has, for a Dataset with unreadable content."""
         parts = {"this run": secrets.token_hex(8)}
-        return cls(subject=_subject(dataset), parts=parts, roots=Roots(), files=(), whole=Content())
+        return cls(subject=_subject(dataset), parts=parts, roots=Roots(), files=())
 
     @property
     def name(self) -> str:
@@ -73,55 +69,6 @@ class Key:
         changed = [name for name in {**parts, **self.parts} if parts.get(name) != self.parts.get(name)]
         return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
-    def note_use(self, dataset: Any) -> None:
-        """Note what the first samples changed, so that if the Dataset is opened again in this process, it counts with its earlier values."""
-        dataset = unwrap_padding(dataset)
-        now, _ = _parts(dataset, CodeReader(self.whole))
-        changed = {name: self.parts.get(name) for name, digest in now.items() if self.parts.get(name) != digest}
-        USED.note(dataset, changed, self.whole)
-
-
-class _ChangedParts:
-    """What samples have changed in this process, with the earlier digests; None for what did not exist before.
-
-    A counter or a cache does not decide samples: they are equal before and after. For a changed global, the earlier digest counts for all
-    Datasets that refer to the same object; for a changed attribute, for the same Dataset only.
-    """
-
-    def __init__(self) -> None:
-        self._globals: dict[int, tuple[Any, str]] = {}
-        self._attributes: dict[int, tuple[weakref.ref[Any], dict[str, str | None]]] = {}
-
-    def note(self, dataset: Any, changed: Mapping[str, str | None], whole: Content) -> None:
-        """Add what has changed since a Dataset was opened."""
-        of_dataset = dict(changed)
-        for name, part in whole.parts.items():
-            digest = of_dataset.pop(name, None)
-            if digest is not None:
-                self._globals[id(_held(part))] = (_held(part), digest)
-            elif name in changed and not isinstance(part, Global):
-                of_dataset[name] = None  # a class that is referred to only since samples made objects of it
-        with contextlib.suppress(TypeError):  # a class without weak references: its current values count
-            identity, before = id(dataset), self._of(dataset)
-            reference = weakref.ref(dataset, lambda _: self._attributes.pop(identity, None))
-            self._attributes[identity] = (reference, before | of_dataset)
-
-    def before(self, dataset: Any, whole: Content) -> dict[str, str | None]:
-        """Return the digests that replace those of some parts."""
-        known = {name: self._globals.get(id(_held(part))) for name, part in whole.parts.items()}
-        return self._of(dataset) | {name: earlier[1] for name, earlier in known.items() if earlier is not None}
-
-    def _of(self, dataset: Any) -> dict[str, str | None]:
-        reference, known = self._attributes.get(id(dataset), (None, {}))
-        return known if reference is not None and reference() is dataset else {}
-
-
-def _held(part: Any) -> Any:
-    return part.value if isinstance(part, Global) else part
-
-
-USED = _ChangedParts()
-
 
 def make_key(dataset: Any) -> Key:
     """Return the key of an opened Dataset. Raises UnreadableContent if it holds an object whose content cannot be read.
@@ -132,16 +79,11 @@ def make_key(dataset: Any) -> Key:
         key = make_key(unwrap_padding(dataset))
         return replace(key, parts={**key.parts, "Data.ragged": repr(dataset.ragged)})
     whole = Content()
-    parts, opaque = _parts(dataset, CodeReader(whole))
+    parts = _parts(dataset, CodeReader(whole))
     roots = tuple(_roots(whole.paths))
     if roots:
         whole = replace(whole, roots=roots)
-        parts, opaque = _parts(dataset, CodeReader(whole))
-    before = USED.before(dataset, whole)
-    for name, error in opaque.items():
-        if name not in before:
-            raise error
-    parts = {name: digest for name, digest in {**parts, **before}.items() if digest is not None}
+        parts = _parts(dataset, CodeReader(whole))
     parts |= {f"the version of {package}": version for package, version in sorted(_versions(whole.packages))}
     parts["the version of Python and torch"] = CodeReader.VERSION
     parts["torch's default dtype"] = str(torch.get_default_dtype())
@@ -151,7 +93,6 @@ def make_key(dataset: Any) -> Key:
         parts=parts,
         roots=Roots((*roots, str(Path.cwd()))),
         files=tuple(dict.fromkeys([*sorted(whole.named), *(file.path for file in whole.files)])),
-        whole=whole,
     )
 
 
@@ -160,23 +101,19 @@ def _subject(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
-def _parts(dataset: Any, code: CodeReader) -> tuple[dict[str, str], dict[str, UnreadableContent]]:
-    """Return the digests of a Dataset's class, of what it refers to, and of its attributes; and for parts without a digest, the reason."""
+def _parts(dataset: Any, code: CodeReader) -> dict[str, str]:
+    """Return the digests of a Dataset's class, of what it refers to, and of its attributes. Raises UnreadableContent."""
     values = attributes_of(dataset)
     named = {f"its {name}": value for name, value in values.items()}
     named["its class"] = type(dataset) if values else dataset
     if values and isinstance(dataset, ITEMS):
         named["its items"] = dataset
-    parts, opaque, further = dict[str, str](), dict[str, UnreadableContent](), dict[str, str]()
+    parts, further = dict[str, str](), dict[str, str]()
     for name, value in named.items():
-        try:
-            reading = code.read(value)
-        except UnreadableContent as error:
-            parts[name], opaque[name] = "opaque", error
-            continue
+        reading = code.read(value)
         parts[name] = reading.said
         further |= dict(reading.parts)
-    return {**further, **parts}, opaque
+    return {**further, **parts}
 
 
 def _hash(text: str) -> str:

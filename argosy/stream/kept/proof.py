@@ -4,7 +4,6 @@ Whatever the key says, a few kept samples are prepared again at each opening and
 """
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,13 +42,6 @@ class Prover:
     def facts(self, preparing: SamplePreparer) -> Facts:
         """Return the facts of a split."""
         return self.facts_after_then(preparing, self._dataset_facts(preparing))
-
-    def note_use(self, datasets: Iterable[Any]) -> None:
-        """Note what the first samples changed in Datasets that this process may open again."""
-        for dataset in datasets:
-            key = self.keys.get(id(dataset))
-            if isinstance(key, Key):
-                key.note_use(dataset)
 
     def facts_after_then(self, preparing: SamplePreparer, facts: Facts) -> Facts:
         """Return the facts of a split after `Data.then`, if there is one, from the facts of the Dataset's own samples."""
