@@ -1,5 +1,4 @@
-"""A copy of a search for Optuna's own tools: its storage, for the dashboard, and its plots. Only Argosy writes the storage; if that
-contradicts the journal, it is rewritten."""
+"""A copy of a search in Optuna's storage, for the dashboard. Only Argosy writes it; if it contradicts the journal, it is rewritten."""
 
 import os
 import queue
@@ -8,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import open_append, read_lines, replacing
-from argosy.errors import RunError, StudyError
+from argosy.disk.files import open_append, read_lines
+from argosy.errors import RunError
 from argosy.stopping import Mode
 from argosy.tuning.optuna_package import (
     CONSTRAINTS,
@@ -21,7 +20,7 @@ from argosy.tuning.optuna_package import (
 )
 from argosy.tuning.search import Store
 
-__all__ = ["StorageMirror", "write_plots"]
+__all__ = ["StorageMirror"]
 
 OWNER = "argosy directory"
 """Attribute of a study in a storage that names the directory to which it belongs."""
@@ -149,16 +148,3 @@ def _contradicts(there: optuna.trial.FrozenTrial, here: optuna.trial.FrozenTrial
 
 def _final_state(trial: optuna.trial.FrozenTrial) -> tuple[Any, ...]:
     return trial.state, trial.values, trial.intermediate_values, trial.system_attrs.get(CONSTRAINTS)
-
-
-def write_plots(study: optuna.Study, path: Path) -> None:
-    """Write Optuna's plots of a study to one page; raises StudyError without plotly."""
-    if not optuna.visualization.is_available():
-        raise StudyError(
-            "plots of a search need plotly, which is not installed. Install it: pip install 'argosy[tune]'."
-        )
-    history = optuna.visualization.plot_optimization_history(study)
-    parallel = optuna.visualization.plot_parallel_coordinate(study)
-    pages = (history.to_html(full_html=False), parallel.to_html(full_html=False, include_plotlyjs=False))
-    with replacing(path) as file:
-        file.write("\n".join(['<meta charset="utf-8">', *pages]).encode())

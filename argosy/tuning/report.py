@@ -294,20 +294,6 @@ class SearchReport:
                 drawn["parameters"] = against[0]
             return figures.save_figures(user_path(folder), drawn)
 
-    def write_plots(self, path: str | Path) -> None:
-        """Write an HTML page with Optuna's plots of the optimisation history and the parallel coordinates; needs the extra ``tune``.
-
-        Raises StudyError if that is not installed.
-        """
-        from argosy.tuning.mirror import write_plots  # imports Optuna
-
-        if self.study is None:
-            raise RunError(
-                f"this report of {self.run.directory} has no Optuna study. Use the report that argosy.tune or "
-                "argosy.load(directory, study=search) returns."
-            )
-        write_plots(self.study, user_path(path))
-
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON value with everything."""
         best = self._best

@@ -1,6 +1,5 @@
 """Mistakes in searches, and in their directories and storages."""
 
-import importlib
 import math
 import sys
 import warnings
@@ -14,7 +13,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.running.directory.loading import load_timed, search_report_of
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -114,20 +112,6 @@ def without_a_samplers_package() -> None:
     tune(sampler=CmaEsSampler, n_trials=6)
 
 
-def plots_of_a_directory() -> None:
-    """Plot a search whose report was loaded without Optuna."""
-    tune()
-    found = search_report_of(*load_timed("runs/search"))
-    assert found is not None
-    found.write_plots("plots.html")
-
-
-def without_plotly(patch: pytest.MonkeyPatch) -> None:
-    """Act as if plotly were not installed."""
-    patch.setattr(importlib.import_module("optuna.visualization"), "is_available", lambda: False)
-    tune().write_plots("plots.html")
-
-
 CASES = {
     "an enqueue that is not a list": lambda: tune(enqueue=0.1),
     "an enqueued trial with a misspelt parameter": lambda: tune(enqueue=[{"lt": 0.1}]),
@@ -139,12 +123,10 @@ CASES = {
     "a trial that is enqueued after all trials exist": enqueued_too_late,
     "an enqueued trial with a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its optional packages": without_optuna,
-    "plots without their optional packages": without_plotly,
     "a search report that cannot build networks": lambda: (
         tune(),
         argosy.load("runs/search").best().load(),
     ),
-    "plots of a search that was loaded from its directory": plots_of_a_directory,
     "a sampler without its package": without_a_samplers_package,
     "build is not a function": lambda: tune(build=3),
     "build with one argument per parameter": lambda: tune(build=lambda lr, width: "mlp"),

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -72,11 +71,6 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert outcome(tune(tmp_path / "run", n_trials=9, numerics="exact")) == outcome(whole)
 
 
-def titles(page: str) -> set[str]:
-    """Return the titles of a page's plots."""
-    return set(re.findall(r'"title":\{"text":"([^"]+)"', page))
-
-
 def test_what_a_program_of_several_saves_follows_from_what_was_measured() -> None:
     packs = PackSavings()
 
@@ -124,8 +118,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     assert 0 < report.first_comparison_seconds < report.best_seconds <= report.seconds
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     json.dumps(report.to_json())
-    report.write_plots(tmp_path / "plots.html")
-    assert {"Optimization History Plot", "Parallel Coordinate Plot"} <= titles((tmp_path / "plots.html").read_text())
+    assert optuna.visualization.plot_parallel_coordinate(report.study).data
     assert report.packed_seconds == report.saved_by_packing == 0.0
     assert {trial.state for trial in seen} == {TrialState.RUNNING, TrialState.PRUNED}
     trials = stored(run).trials
