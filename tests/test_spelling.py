@@ -267,62 +267,6 @@ def test_configurations_of_a_report_are_named(report: argosy.Report) -> None:
             ask("vt")
 
 
-CALLS: list[tuple[Callable[[argosy.Report], Any], str, str]] = [
-    (lambda report: report.ensemble, "tops", "report.ensemble has no keyword tops= (did you mean 'top'?)"),
-    (lambda report: report.ensemble, "models", "models=. Use members=."),
-    (lambda report: report.predict, "sample", "report.predict has no keyword sample= (did you mean 'samples'?)"),
-    (lambda report: report.predict, "model", "model=. Use network=."),
-    (lambda report: report.compare, "metrc", "report.compare has no keyword metrc= (did you mean 'metric'?)"),
-    (lambda report: report.out_of_fold, "config", "config= (did you mean 'configuration'?)"),
-    (lambda report: report.member, "nam", "report.member has no keyword nam= (did you mean 'name'?)"),
-    (lambda report: report.table, "top", "report.table has no keyword top=; remove it."),
-    (lambda report: report.best().load, "preproces", "MemberResult.load has no keyword preproces= (did you mean"),
-]
-
-
-@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[1])
-def test_an_unknown_keyword_of_a_report_gets_the_near_one(report: argosy.Report, case: Any) -> None:
-    method, keyword, says = case
-    with pytest.raises(StudyError, match=re.escape(says)):
-        method(report)(**{keyword: 3})
-
-
-@pytest.mark.parametrize(
-    ("of", "word", "says"),
-    [
-        (lambda report: report, "best_member", "best"),
-        (lambda report: report, "members", "rows"),
-        (lambda report: report, "tabel", "table"),
-        (lambda report: report, "ensembel", "ensemble"),
-        (lambda report: report.best(), "metric", "metrics"),
-        (lambda report: report.best(), "best_epochs", "best_epoch"),
-        (lambda report: report.leader, "nam", "name"),
-        (lambda report: report.compare("cnn", "vit"), "distinguishible", "distinguishable"),
-        (lambda report: report.compare("cnn", "vit").first_minus_second, "means", "mean"),
-        (lambda report: report.repetitions, "configuration", "configurations"),
-        (lambda report: report.repetitions.configurations[0], "metric", "metrics"),
-    ],
-)
-def test_an_unknown_attribute_of_a_report_gets_the_near_one(
-    report: argosy.Report, of: Callable[[argosy.Report], Any], word: str, says: str
-) -> None:
-    asked = of(report)
-    with pytest.raises(AttributeError, match=rf"^'{type(asked).__name__}' object has no attribute '{word}' .*'{says}'"):
-        getattr(asked, word)
-    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
-        _ = asked.xyzzy
-    assert not hasattr(asked, "_repr_png_")
-    assert pickle.loads(pickle.dumps(asked.__class__)) is asked.__class__
-
-
-def test_what_a_property_of_a_report_raises_is_what_is_said(
-    report: argosy.Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(argosy.Report, "leader", property(lambda report: [].leader))  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"^'list' object has no attribute 'leader'$"):
-        _ = report.leader
-
-
 def test_the_examples_hold() -> None:
     found = doctest.testmod(spelling)
     assert (found.failed, found.attempted) == (0, 4)

@@ -18,7 +18,7 @@ from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked, describe_value
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
-from argosy.errors.spelling import known_keywords, known_names
+from argosy.errors.spelling import known_keywords
 from argosy.results.failures import raise_interrupts
 from argosy.results.report import Report
 from argosy.stopping import MaxEpochs, Stop
@@ -30,7 +30,6 @@ MOST_NAMED = 10
 """Most columns that a message names."""
 
 
-@known_names("Fitted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
     """The result of `argosy.fit`."""

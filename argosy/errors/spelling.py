@@ -13,7 +13,6 @@ __all__ = [
     "OWNERS",
     "did_you_mean_flag",
     "known_keywords",
-    "known_names",
     "format_names",
     "did_you_mean",
     "close_matches",
@@ -22,7 +21,6 @@ __all__ = [
 
 C = TypeVar("C", bound=Callable[..., Any])
 """A class or a function."""
-R = TypeVar("R")
 
 MOST_LISTED = 20
 """Most names that a message lists as choices."""
@@ -75,13 +73,8 @@ ELSEWHERE = {
     "seeds": "n num n_seeds repeats random_states",
     "folds": "k cv n_splits splits",
     "fresh": "restart overwrite reset",
-    "network": "net model module estimator",
-    "best": "best_member best_model best_estimator_ load",
-    "rows": "members results",
-    "curves": "history learning_curves log_history",
-    "best_parameters": "best_params best_params_ best_config",
 }
-"""Argosy's keywords and attributes, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
+"""Argosy's keywords, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
     "argosy.Data": "train val arrays val_arrays then keep ragged on_device on_error",
     "argosy.Member": "model optimizer batch_size batch_tokens loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate average",
@@ -186,30 +179,6 @@ def known_keywords(
     return decorated
 
 
-def known_names(owner: str) -> Callable[[type[R]], type[R]]:
-    """Make a class suggest names: its public methods raise StudyError for unknown keywords, its instances AttributeError for unknown
-    attributes."""
-
-    def decorated(kind: type[R]) -> type[R]:
-        for name, method in [*vars(kind).items()]:
-            if inspect.isfunction(method) and not name.startswith("_"):
-                setattr(kind, name, known_keywords(f"{owner}.{name}")(method))
-        kind.__getattr__ = _unknown_attribute  # type: ignore[attr-defined]
-        return kind
-
-    return decorated
-
-
-def _unknown_attribute(self: Any, name: str) -> Any:
-    """Implement ``__getattr__``."""
-    if name.startswith("_") or hasattr(type(self), name):
-        return object.__getattribute__(self, name)  # raises again, where a property has raised
-    public = [known for known in dir(self) if not known.startswith("_")]
-    word = next((one for one in _own_words_for(name) if one in public), name)
-    words = f" (did you mean {word!r}?)" if word != name else did_you_mean(name, public)
-    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{words}")
-
-
 def did_you_mean_flag(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -> str:
     """Return a suggestion to append to an unknown flag in a message.
 
@@ -249,8 +218,7 @@ def _advice_for(keyword: str, takes: Collection[str]) -> str:
         return f": {WITHOUT[word]}. Remove it"
     if owned := _owner_of((word, *(() if close_matches(word, takes) else same)), OWNERS):
         return f". Pass {owned[0]}= to {owned[1]}"
-    choose = f"choose one of {', '.join(takes)}" if takes else "remove it"
-    return f"{did_you_mean(keyword, takes)}; {choose}"
+    return f"{did_you_mean(keyword, takes)}; choose one of {', '.join(takes)}"
 
 
 def _own_words_for(word: str) -> list[str]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from argosy.errors.spelling import known_names
-
 __all__ = ["Diagnosis", "diagnose"]
 
 COUNTED = (
@@ -118,7 +116,6 @@ class NodeFlow:
         return self.delivered / self.filling_seconds if self.filling_seconds else 0.0
 
 
-@known_names("Diagnosis")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
     """The bottleneck of a run, or of a run so far."""

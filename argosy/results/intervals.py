@@ -6,15 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from argosy.errors.spelling import known_names
-
 __all__ = ["Interval", "t_quantile"]
 
 LEVEL = 0.95
 """Probability that the interval contains the true mean."""
 
 
-@known_names("Interval")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """An estimated mean and its confidence interval."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors.spelling import known_names
 from argosy.protocol.events import Passed
 from argosy.results.fold import RunState
 
@@ -14,7 +13,6 @@ LEAST_SECONDS, LEAST_SHARE = 0.1, 0.1
 """Predicted seconds, and their share of the actual ones, below which a prediction is not reported."""
 
 
-@known_names("LegResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegResult:
     """One leg: for its sections the predictions at their starts, and the results.

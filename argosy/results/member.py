@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.disk.json_values import convert
-from argosy.errors.spelling import known_names
 from argosy.errors.wording import cause_of
 from argosy.protocol.events import SectionEnded
 from argosy.results.bands import Band, Curve, Spread
@@ -55,7 +54,6 @@ class Networks(Protocol):
         """Write a network into a folder: that of the member `row`, or the module `network`."""
 
 
-@known_names("MemberResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberResult:
     """The result of one member."""

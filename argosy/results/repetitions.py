@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.errors.spelling import did_you_mean, known_names
+from argosy.errors.spelling import did_you_mean
 from argosy.results.intervals import Interval
 from argosy.results.ranking import NOTHING, NUMBER, rank
 from argosy.stopping import Mode
@@ -15,7 +15,6 @@ from argosy.study import Repetition
 __all__ = ["Comparison", "Configuration", "Leader", "Repetitions"]
 
 
-@known_names("Configuration")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """One network that several members repeat."""
@@ -38,7 +37,6 @@ class Configuration:
         }
 
 
-@known_names("Comparison")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Two configurations, compared repetition by repetition."""
@@ -97,7 +95,6 @@ class Comparison:
         }
 
 
-@known_names("Leader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leader:
     """The best of a run: the member with the best objective, or the repeated configuration with the best mean."""
@@ -127,7 +124,6 @@ class Leader:
         return {"name": self.name, "metric": self.metric, **values, "repetitions": self.repetitions, "counted": counted}
 
 
-@known_names("Repetitions")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
     """The repeated networks of one run."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
-from argosy.errors.spelling import did_you_mean, format_names, known_names
+from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
 from argosy.errors.wording import differing_parameters, format_duration, last_line
 from argosy.protocol.events import EnsembleChosen, SharingChosen
@@ -39,7 +39,6 @@ INTEGER_COLUMNS = ("seed", "fold")
 """Columns that hold whole numbers or NA."""
 
 
-@known_names("report")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """The results of a run: its members, best first."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from argosy.disk.files import user_path
 from argosy.errors import RunError
-from argosy.errors.spelling import known_names
 from argosy.errors.wording import format_duration, format_value, last_line
 from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SectionEnded
 from argosy.protocol.packs import Packed
@@ -29,7 +28,6 @@ COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reas
 """Columns of the table, beside parameters and metrics."""
 
 
-@known_names("report")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchReport:
     """Result of a search."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argosy.errors.spelling import known_names
 from argosy.protocol.events import Proposed
 from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.results.intervals import Interval
@@ -28,7 +27,6 @@ PRUNED = "pruned"
 """Status of a trial that the scheduler has stopped early; its members are done."""
 
 
-@known_names("TrialResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
     """Result of one trial: of its member, or of the mean of several."""

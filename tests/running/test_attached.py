@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import evidence
 import living
@@ -114,10 +113,3 @@ def test_the_command_prints_what_the_function_answers(tmp_path: Path, capsys: py
 def test_where_no_run_is_there_is_none_to_attach_to(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         argosy.attach(tmp_path)
-
-
-def test_an_unknown_word_gets_the_near_one(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").touch()
-    run: Any = argosy.attach(f"{tmp_path}")
-    with pytest.raises(StudyError, match=r"AttachedRun.stop has no keyword name= \(did you mean 'names'\?\)"):
-        run.stop(name="a")

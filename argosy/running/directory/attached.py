@@ -9,7 +9,7 @@ from typing import Any
 from argosy.disk.files import user_path
 from argosy.errors import RefusedError, StudyError
 from argosy.errors.checks import describe_value
-from argosy.errors.spelling import known_keywords, known_names
+from argosy.errors.spelling import known_keywords
 from argosy.protocol.events import REFUSED
 from argosy.results.report import Report
 from argosy.running.directory.inbox import send_commands
@@ -20,7 +20,6 @@ from argosy.running.directory.lock import has_driver, wait_for_end, wait_for_sec
 __all__ = ["AttachedRun", "attach"]
 
 
-@known_names("AttachedRun")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttachedRun:
     """A run, identified by its directory. Its driver answers each request once it has been carried out.
