@@ -148,8 +148,6 @@ FINE = {
     "quota": doctor.judge_cores(64, 8, 3.5),
     "no limit on files": doctor.judge_files((resource.RLIM_INFINITY, resource.RLIM_INFINITY), workers=4),
     "no limit on processes": doctor.judge_processes(None, 5000, workers=4),
-    "no /dev/shm": doctor.judge_dev_shm(None),
-    "tiny /dev/shm": doctor.judge_dev_shm(2**20),
     "no extras": doctor.judge_extras(dict.fromkeys(doctor.EXTRAS)),
 }
 

@@ -65,7 +65,6 @@ def examine(directory: Path) -> list[Check]:
         "cores": lambda: judge_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota_cores()),
         "memory": lambda: judge_memory(psutil.virtual_memory().available, memory_limit(), devices=cores),
         "memfd": _check_memfd,
-        "/dev/shm": lambda: judge_dev_shm(_size_of(Path("/dev/shm"))),
         "open files": lambda: judge_files(resource.getrlimit(resource.RLIMIT_NOFILE), workers=2 * cores),
         "processes": lambda: judge_processes(_task_limit(), _tasks_of_user(), workers=2 * cores),
         "disk": lambda: judge_disk(*_disk_of(directory)),
@@ -150,18 +149,6 @@ def _check_memfd() -> Check:
         fix = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
         return make_check("memfd", str(error), wanted, fix)
     return make_check("memfd", "works", wanted)
-
-
-def _size_of(folder: Path) -> int | None:
-    return shutil.disk_usage(folder).total if folder.is_dir() else None
-
-
-def judge_dev_shm(size: int | None) -> Check:
-    """Report the size of /dev/shm; there is no requirement, because blocks use anonymous memory."""
-    finding = "none" if size is None else format_bytes(size)
-    tiny = size is None or size < 256 * 2**20
-    advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
-    return Check(name="/dev/shm", found=finding, wanted="not needed", ok=True, fix=advice)
 
 
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
