@@ -3,8 +3,7 @@
 The slowest rate is at most an eighth of the fastest, and epochs are 2 to 8. Samples lie in memory, since the bound does
 not count preparing them on the cores that train. For each run it gives the makespan, from the first member's start to
 the last one's end; its ratio to the lower bound; the share of device time outside of members' own steps; predicted over
-actual seconds of sections, with the first of a leg apart; and what the simulator makes of the run (as ``argosy
-simulate`` does with its directory), over what it took. The bound uses the best rate of each member in any run of the
+actual seconds of sections, with the first of a leg apart; and what the simulator makes of the run, over what it took. The bound uses the best rate of each member in any run of the
 same round, since the machine's speed differs more between rounds than policies do. Members that train unsplit from
 their first epoch on must end with the same weights under every policy.
 """
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from hindsight import Hindsight
 from measuring import arguments, finish, target
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -28,7 +28,6 @@ import evidence
 import studies
 
 import argosy
-from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.simulate import lower_bound_seconds
 from argosy.profiles import Profile
@@ -88,7 +87,7 @@ def train(policy: str, directory: Path, length: int) -> dict[str, Any]:
         "idle": 1 - stepping / len(past.devices) / past.seconds,
         "first_prediction": first,
         "later_prediction": later,
-        "simulated": past.under(past.policy).makespan_seconds / past.seconds,
+        "simulated": past.simulate().makespan_seconds / past.seconds,
         "planned_by": past.policy,
         "changing": sum(leg.changing_seconds for leg in report.legs),
         "saving": sum(leg.saving_seconds for leg in report.legs),

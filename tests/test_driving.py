@@ -62,9 +62,10 @@ SLOW = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study file, and its run in ``runs/study``."""
+    """A folder with a table of networks and a study file, and the study's run in ``runs/study``."""
     folder = tmp_path_factory.mktemp("driving")
     (folder / "study.py").write_text(STUDY)
+    (folder / "networks.csv").write_text("name,samples_per_second,epochs,model_mb\nmlp,100,2,1\n")
     argosy(folder, "run", "study.py", "--launcher", "inline", "--devices", "cpu:1", code=1)
     return folder
 
@@ -101,7 +102,7 @@ JSON = {
     "compare": "compare runs/study wide thin",
     "query": "query runs/study SELECT * FROM events",
     "tables": "query runs/study --schema",
-    "simulate": "simulate runs/study",
+    "simulate": "simulate networks.csv",
     "cache": "cache",
     "doctor": "doctor",
 }

@@ -14,9 +14,7 @@ __all__ = ["simulate"]
 def simulate(
     table: Annotated[
         Path,
-        typer.Argument(
-            help="CSV with columns name, samples_per_second, epochs, model_mb; or the directory of a run, replayed on its devices."
-        ),
+        typer.Argument(help="CSV with columns name, samples_per_second, epochs, model_mb."),
     ],
     scaling: Annotated[
         Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it no network is split.")
@@ -52,15 +50,12 @@ def simulate(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Replay a table of networks on hypothetical clusters, or a run; options other than --policy apply to tables."""
+    """Replay a table of networks on hypothetical clusters."""
     from argosy.cli import simulated  # no other command plans
     from argosy.planning.outcomes import Charges
     from argosy.planning.policy import Moving
     from argosy.planning.replay import replay, workload_of
 
-    if table.is_dir():
-        simulated.simulate_run(table, policy, as_json=as_json, every=every)
-        return
     moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
     charges = Charges(
         slowdown=slowdown,

@@ -1,7 +1,6 @@
-"""What ``argosy simulate`` does: read tables or a journal, decide, print."""
+"""What ``argosy simulate`` does: read tables, and format what came of them."""
 
 import csv
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,8 @@ from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.errors.spelling import did_you_mean
 from argosy.planning import POLICIES
-from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Simulation
 from argosy.planning.replay import Network
-from argosy.running.directory.journal import read_journal, timeline
-from argosy.views.output import print_output
 
 __all__ = [
     "choose_policies",
@@ -22,25 +18,8 @@ __all__ = [
     "format_runs",
     "read_networks",
     "read_scaling",
-    "simulate_run",
     "split_sizes",
 ]
-
-
-def simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -> None:
-    """Replay a run with the rates and epochs of its members, and compare it with what it took."""
-    read_journal(directory)  # says what is wrong with a directory that holds no run
-    past = Hindsight.of(timeline(directory))
-    own = [past.policy] if past.policy in POLICIES else []
-    runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *choose_policies(policy)))]
-    if as_json:
-        actual = {past.policy: {"actual_seconds": past.seconds}}
-        print_output({"runs": [run.to_json() | actual.get(run.policy, {}) for run in runs]}, every=every)
-        return
-    simulated = "".join(
-        f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
-    )
-    print_output(f"{format_runs(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:

@@ -17,7 +17,6 @@ from argosy.cli.simulated import cluster_of, read_networks, read_scaling
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
 from argosy.planning.forecast import forecast
-from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
@@ -153,7 +152,6 @@ CASES = {
     "a simulation in which nothing runs": lambda: simulate(
         Idle(), Workload(profiles=(profile(),), epochs={"a": 1}, samples_per_epoch=10), TWO
     ),
-    "a simulation of a run without finished members": lambda: Hindsight.of([]),
     "profiles from several kinds of device": lambda: forecast(
         [profile("a"), replace(profile("b"), device_kind="cpu")], "1x1x80GB", epochs={}, samples_per_epoch=10
     ),

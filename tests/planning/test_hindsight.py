@@ -1,16 +1,11 @@
 """Tests that the simulator gets what the journal of a finished run says."""
 
-import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import forked
 import pytest
-import studies
 
-import argosy
-from argosy.errors import PlanError
-from argosy.planning.hindsight import Hindsight
 from argosy.protocol.events import (
     Checkpoint,
     MemberEnded,
@@ -22,6 +17,10 @@ from argosy.protocol.events import (
     SectionEnded,
 )
 from planning.cases import devices, profile
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from hindsight import Hindsight
 
 LENGTH = 1000
 DEVICES = tuple(map(asdict, devices(2)))
@@ -73,35 +72,9 @@ def test_a_run_is_simulated_at_the_rates_that_it_had() -> None:
     # The device has three sections, each followed by a second of checkpoints; after the last one, nothing waits for
     # them.
     assert past.charges.checkpoint_seconds == pytest.approx(1.0)
-    assert past.under("solo").finished_seconds == pytest.approx({"b": 4.0, "a": 32.0})
+    assert past.simulate().finished_seconds == pytest.approx({"b": 4.0, "a": 32.0})
 
 
 def test_epochs_that_were_sure_are_known_beforehand() -> None:
     assert Hindsight.of(moments(limits={"a": 3, "b": 1}, sure=("a", "b"))).workload.epochs_known
     assert not Hindsight.of(moments(limits={"a": 3, "b": 1}, sure=("a",))).workload.epochs_known
-
-
-@pytest.mark.parametrize("missing", [RunStarted, Profiled, PlanMade, MemberEnded])
-def test_a_journal_that_does_not_tell_enough_is_refused(missing: type) -> None:
-    told = [moment for moment in moments(limits={}, sure=()) if not isinstance(moment[1], missing)]
-    with pytest.raises(PlanError, match="cannot be simulated"):
-        Hindsight.of(told)
-
-
-def test_the_command_simulates_a_run_beside_what_it_took(tmp_path: Path) -> None:
-    fleet = [studies.member("long", stop=argosy.MaxEpochs(3)), studies.member("short")]
-    study = studies.study(fleet=fleet, epochs=1)
-    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:2")
-    assert report.legs[0].saving_seconds > 0
-    words = ["simulate", "run", "--policy", "solo,balanced"]
-    rows = json.loads(forked.command(tmp_path, [*words, "--json"]).stdout)["runs"]
-    assert [row["policy"] for row in rows] == ["balanced", "solo"], "the policy of the run comes first"
-    assert 0 < rows[0]["actual_seconds"] < report.seconds and "actual_seconds" not in rows[1]
-    assert all(row["devices"] == 2 and row["makespan_seconds"] > 0 for row in rows)
-    text = forked.command(tmp_path, words).stdout
-    assert "The run itself took" in text and "under balanced, simulated" in text
-
-
-def test_the_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
-    found = forked.command(tmp_path, ["simulate", "."])
-    assert found.returncode == 2 and "holds no run" in found.stderr

@@ -1,23 +1,17 @@
-"""Simulation of a finished run, with its members' actual rates and epochs.
-
-Under the run's own policy, the simulation should reproduce the run; under other policies, it shows what they would have achieved.
-"""
+"""Simulation of a finished run, with its members' actual rates and epochs, which should reproduce the run."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from argosy.cluster import Device
-from argosy.errors import PlanError
 from argosy.planning import MOVING_BY_FILES, POLICIES
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
 from argosy.protocol.events import Event, MemberEnded, MemberStarted, PlanMade, Profiled
 from argosy.results.fold import MemberState, RunState
-
-__all__ = ["Hindsight"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,17 +28,13 @@ class Hindsight:
 
     @classmethod
     def of(cls, moments: Iterable[tuple[float, Event]]) -> "Hindsight":
-        """Build it from pairs (seconds that drivers had worked, event) in order; raises PlanError if events are missing."""
+        """Build it from pairs (seconds that drivers had worked, event) in order."""
         moments = list(moments)
         state = RunState.of(event for _, event in moments)
         plans = [event for _, event in moments if isinstance(event, PlanMade)]
         profiled = [event for _, event in moments if isinstance(event, Profiled)]
         ends = [at for at, event in moments if isinstance(event, MemberEnded)]
-        if not (state.started and state.started.devices and plans and profiled and ends):
-            raise PlanError(
-                f"this run cannot be simulated: its journal has {len(profiled)} profiles, {len(plans)} plans and "
-                f"{len(ends)} finished members. Choose a run of this version of argosy with at least one finished member."
-            )
+        assert state.started
         return cls(
             policy=plans[0].plan["policy"],
             workload=_workload(state, state.started.lengths["train"], profiled),
@@ -59,10 +49,9 @@ class Hindsight:
             seconds=max(ends) - min(at for at, event in moments if isinstance(event, MemberStarted)),
         )
 
-    def under(self, policy: str, *, clock: Callable[[], float] = lambda: 0.0) -> Simulation:
-        """Simulate the run under a policy; ``clock`` only times the planner."""
-        planner = POLICIES[policy]
-        return simulate(planner, self.workload, self.devices, charges=self.charges, name=policy, clock=clock)
+    def simulate(self) -> Simulation:
+        """Simulate the run under its own policy."""
+        return simulate(POLICIES[self.policy], self.workload, self.devices, charges=self.charges)
 
 
 def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Workload:
