@@ -120,6 +120,25 @@ def test_they_have_the_bits_of_each_alone_where_they_were_found() -> None:
         assert difference(state(one), state(other)) == 0.0, one.member.name
 
 
+class ModedSGD(SGD):
+    """Steps from other weights than those that are validated, as schedule-free optimizers do."""
+
+    def train(self) -> None:
+        """Give the network the weights to train."""
+
+    def eval(self) -> None:
+        """Give the network the weights to validate."""
+
+
+def test_optimizers_with_modes_are_alone() -> None:
+    """The weights of their first step are the same in both modes, so a check up to rounding, of one step, would pass."""
+    optimizer = partial(ModedSGD, lr=0.1)
+    given = [packs.member(f"m{n}", model=partial(mlp, (n,), nn.ReLU()), optimizer=optimizer) for n in (24, 32)]
+    found = packs.admission(given)
+    assert not found.grouped
+    assert set(found.alone.values()) == {"its optimizer steps from other weights than those that are validated"}
+
+
 def test_a_step_is_undone_and_a_failing_optimizer_is_its_members_own() -> None:
     given = members()
     lives, others = ([packs.live(one) for one in given] for _ in range(2))

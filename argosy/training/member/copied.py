@@ -26,6 +26,7 @@ __all__ = [
     "called_state",
     "copy_together",
     "is_plain_module",
+    "moded_optimizers_of",
     "shared_data",
     "optimizers_of",
     "with_own_buffers",
@@ -209,3 +210,8 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     if isinstance(optimizer, OwnOptimizers):
         return list(optimizer.by_name.values())
     return [optimizer, *optimizer.parts] if isinstance(optimizer, OptimizerList) else [optimizer]
+
+
+def moded_optimizers_of(optimizer: Any) -> list[Any]:
+    """Return those with modes of their own, such as schedule-free ones: their trained weights differ from those that are validated and saved."""
+    return [one for one in optimizers_of(optimizer) if hasattr(one, "train") and hasattr(one, "eval")]

@@ -28,7 +28,7 @@ from argosy.training.member.checks import (
     modes_of,
     takes_classes,
 )
-from argosy.training.member.copied import optimizers_of
+from argosy.training.member.copied import moded_optimizers_of
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -56,8 +56,7 @@ class Solo:
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
         """Weights in no optimizer, whose gradients `zero_grad` does not drop."""
-        self._moded = [one for one in optimizers_of(live.optimizer) if hasattr(one, "train") and hasattr(one, "eval")]
-        """Schedule-free optimizers, whose trained weights differ from those that are validated and saved."""
+        self._moded = moded_optimizers_of(live.optimizer)
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LRScheduler
 
 from argosy.readings import closure_variables
+from argosy.training.member.copied import moded_optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
@@ -86,6 +87,8 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
         yield "its own step updates the weights"
     if live.member.validate is not None or (live.member.step is not None and live.member.metrics):
         yield "its own step decides what is validated"
+    if moded_optimizers_of(optimizer):
+        yield "its optimizer steps from other weights than those that are validated"
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             yield f"layer {name!r} has hooks, which would see all members at once"
