@@ -95,11 +95,15 @@ class LossScales:
         values = [scale.value for scale in self._scales]
         return shares * self._column(values, shares).view(-1, *[1] * (shares.dim() - 1))
 
-    def divide(self, gradients: Tensor) -> frozenset[int]:
-        """Divide gradients ``[members, columns]`` by the scales; returns the rows that overflowed. Waits for the device."""
-        sound = torch.linalg.vector_norm(gradients, math.inf, dim=1).isfinite().tolist()
-        gradients.mul_(self._column([1 / scale.value for scale in self._scales], gradients))
-        return frozenset(row for row, whole in enumerate(sound) if not whole)
+    def divide(self, gradients: Tensor, rows: slice) -> bool:
+        """Divide the gradients ``[members, columns]`` of members in these rows by their scales; returns False, with nothing done, if some overflowed.
+
+        Waits for the device.
+        """
+        sound = bool(gradients.isfinite().all())
+        if sound:
+            gradients.mul_(self._column([1 / scale.value for scale in self._scales[rows]], gradients))
+        return sound
 
     def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
         """Return ``[members, 1]``."""

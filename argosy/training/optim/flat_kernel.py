@@ -5,15 +5,13 @@ Muon's matrices of one shape are orthogonalized together if they are adjacent. H
 optimizers, whose states are views of the moments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Muon, Optimizer
-from torch.optim._muon import _adjust_lr
+from torch.optim import SGD, Muon, Optimizer
 
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import find_kernels
@@ -24,15 +22,22 @@ from argosy.training.optim.kernels import (
     adopt_state,
     mark_stepped,
     parts_of,
-    settings_of,
+    separate_state,
     steps_differ,
 )
-from argosy.training.optim.rules import RULES, Numbers, Steps, orthogonal
+from argosy.training.optim.rules import (
+    RATE,
+    RULES,
+    Numbers,
+    RowOfNumbers,
+    Steps,
+    has_momentum,
+    numbers_of,
+    orthogonal,
+    settings_of,
+)
 
 __all__ = ["FlatKernel", "FlatMemory"]
-
-EPS, RATE = 5, 6
-"""Positions in a row of numbers."""
 
 
 class FlatMemory:
@@ -52,16 +57,6 @@ class FlatMemory:
         start, self._taken = self._taken, self._taken + count * each
         parts = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
         return parts[0], parts[1]
-
-
-class RowOfNumbers(NamedTuple):
-    """The weights that a row of numbers belongs to: those of a parameter group, or one matrix of Muon, which has its own rate."""
-
-    kind: type[Optimizer]
-    group: dict[str, Any]
-    first: int
-    """Index of its first weight."""
-    matrix: nn.Parameter | None
 
 
 class MatrixRun(NamedTuple):
@@ -88,19 +83,22 @@ class FlatKernel:
         self._steps = torch.zeros(count)
         """Number of steps that each weight has made."""
         self._rows: list[RowOfNumbers] = []
-        owners = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32)
+        self._firsts: list[int] = []
+        """Index of the first weight of each row."""
+        owners, matrices = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32), []
         number = 0
         for optimizer in optimizers:
             for kind, group, weights in _divided(optimizer):
-                self._rows.append(RowOfNumbers(kind, group, number, weights[0] if kind is Muon else None))
+                if kind is Muon:
+                    matrices.append((weights[0], len(self._rows), group))
+                self._rows.append(RowOfNumbers(kind, group, weights[0].shape))
+                self._firsts.append(number)
                 for weight in weights:
                     owners[_blocks(weight)] = len(self._rows) - 1
                     self._take(kind, group, optimizer.state, weight, self._steps[number])
                     number += 1
         self._owners = owners.to(memory.weights.device)
-        self._firsts = [row.first for row in self._rows]
-        self._momentum = [bool(row.group.get("momentum")) for row in self._rows]
-        self._runs = list(self._side_by_side(memory))
+        self._runs = list(_side_by_side(matrices, memory))
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], memory: FlatMemory) -> "FlatKernel | None":
@@ -132,29 +130,20 @@ class FlatKernel:
         counts: Steps = self._steps.numpy()
         return counts
 
-    def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the numbers of the next steps ``[count, rows, numbers]`` (`OwnKernels.step`), with the current settings.
+    @property
+    def form(self) -> Hashable:
+        """What decides which operations make a step."""
+        return tuple(has_momentum(row.group) for row in self._rows)
 
-        Returns None if a schedule has switched momentum on or off.
-        """
-        if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
-            return None
-        tiled = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
-        betas = np.array([row.group["betas"] if RULES[row.kind].counts else (0.0, 0.0) for row in self._rows]).T
-        # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
-        for own, steps in zip(tiled, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
-            first, second = 1 - betas**steps
-            root = np.sqrt(second)
-            own[:, EPS] *= root
-            own[:, RATE] *= root / first
-        return [tiled]
+    def numbers(self, count: int) -> Numbers:
+        """Return the numbers of the next steps ``[count, rows, 8]``, with the current settings."""
+        return numbers_of(self._rows, self.steps[self._firsts], count)
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
+    def move(self, gradients: Tensor, numbers: Tensor, in_branches: InBranches) -> None:
         """Do the device's part of a step."""
-        (own,) = numbers
-        self._kernels.step(self._weights, gradients[0], self._moments, own, self._owners)
+        self._kernels.step(self._weights, gradients[0], self._moments, numbers, self._owners)
         if self._runs:
-            in_branches([partial(_orthogonally, run, own) for run in self._runs])
+            in_branches([partial(_orthogonally, run, numbers) for run in self._runs])
 
     def note_step(self) -> None:
         """Do the host's part of a step."""
@@ -162,10 +151,7 @@ class FlatKernel:
 
     def dissolve(self) -> None:
         """Give the optimizers' states their own memory."""
-        for state in [state for optimizer in self._optimizers for state in optimizer.state.values()]:
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.clone()
+        separate_state(self._optimizers)
 
     def _take(self, kind: type[Optimizer], group: dict[str, Any], states: Any, weight: Tensor, steps: Tensor) -> None:
         """Make an optimizer's state of a weight views of the moments."""
@@ -179,24 +165,24 @@ class FlatKernel:
             steps.fill_(float(state.get("step", 0)))
             state["step"] = steps
 
-    def _side_by_side(self, memory: FlatMemory) -> Iterator[MatrixRun]:
-        """Yield the runs of Muon's matrices that are adjacent in memory."""
-        matrices = [(row.matrix, number, row.group) for number, row in enumerate(self._rows) if row.matrix is not None]
-        matrices.sort(key=lambda one: int(one[0].storage_offset()))
-        while matrices:
-            (first, _, group), blocks = matrices[0], _blocks(matrices[0][0])
-            apart, own = (blocks.stop - blocks.start) * BLOCK, 0
-            for weight, _, other in matrices:
-                after = weight.storage_offset() == first.storage_offset() + own * apart
-                if not after or weight.shape != first.shape or any(other[name] != group[name] for name in OF_MUON):
-                    break
-                own += 1
-            sizes, strides = (own, *first.shape), (apart, first.shape[1], 1)
-            start, of = int(first.storage_offset()), (memory.weights, memory.gradients)
-            weights, gradients = (tensor.as_strided(sizes, strides, start) for tensor in of)
-            rows = torch.tensor([number for _, number, _ in matrices[:own]], device=memory.weights.device)
-            yield MatrixRun(weights, gradients, rows, group)
-            del matrices[:own]
+
+def _side_by_side(matrices: list[tuple[nn.Parameter, int, dict[str, Any]]], memory: FlatMemory) -> Iterator[MatrixRun]:
+    """Yield the runs of Muon's matrices, given with their rows of numbers and groups, that are adjacent in memory."""
+    matrices.sort(key=lambda one: int(one[0].storage_offset()))
+    while matrices:
+        (first, _, group), blocks = matrices[0], _blocks(matrices[0][0])
+        apart, own = (blocks.stop - blocks.start) * BLOCK, 0
+        for weight, _, other in matrices:
+            after = weight.storage_offset() == first.storage_offset() + own * apart
+            if not after or weight.shape != first.shape or any(other[name] != group[name] for name in OF_MUON):
+                break
+            own += 1
+        sizes, strides = (own, *first.shape), (apart, first.shape[1], 1)
+        start, of = int(first.storage_offset()), (memory.weights, memory.gradients)
+        weights, gradients = (tensor.as_strided(sizes, strides, start) for tensor in of)
+        rows = torch.tensor([number for _, number, _ in matrices[:own]], device=memory.weights.device)
+        yield MatrixRun(weights, gradients, rows, group)
+        del matrices[:own]
 
 
 def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, Any], Sequence[nn.Parameter]]]:
@@ -218,19 +204,3 @@ def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
     """Move matrices along their orthogonalized gradients, with their rates."""
     rates = numbers.index_select(0, run.rows)[:, RATE].view(-1, 1, 1)
     run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
-
-
-def _numbers(row: RowOfNumbers) -> tuple[float, ...]:
-    """Return a row's numbers, without Adam's bias corrections."""
-    kind, group = row.kind, row.group
-    lr, decay = group["lr"], group["weight_decay"]
-    if kind is SGD:
-        return 0.0, 1.0, decay, group["momentum"], float(group["nesterov"]), 0.0, -lr, 0.0
-    if row.matrix is not None:
-        rate = -_adjust_lr(lr, group["adjust_lr_fn"], row.matrix.shape)
-        momentum = group["momentum"]
-        return 2.0, 1 - lr * decay, 0.0, 1 - momentum, momentum, float(group["nesterov"]), rate, 0.0
-    beta1, beta2 = group["betas"]
-    decoupled = kind is AdamW or group["decoupled_weight_decay"]
-    shrinks, added = (1 - lr * decay, 0.0) if decoupled else (1.0, decay)
-    return 1.0, shrinks, added, 1 - beta1, 1 - beta2, group["eps"], -lr, 0.0

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim import SGD, Muon, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.optimizer_list import OptimizerList
-from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
-from argosy.training.optim.rules import RULES, Move, Numbers, Steps, Tile, has_momentum
+from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.optim.rules import RULES, Move, Numbers, Steps, Tile, has_momentum, is_decoupled, settings_of
 
 __all__ = [
     "OF_MUON",
@@ -30,7 +30,7 @@ __all__ = [
     "optimizer_kind",
     "mark_stepped",
     "parts_of",
-    "settings_of",
+    "separate_state",
     "steps_differ",
 ]
 
@@ -38,8 +38,6 @@ UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options for which no kernel exists; an optimizer with one of them makes its steps itself."""
 OF_MUON = ("ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
 """Options of Muon that must be equal for all rows."""
-SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
-"""Options that a step depends on and that schedules may change."""
 Settings = Sequence[tuple[Any, ...]]
 """Hyper-parameters in parameter groups."""
 
@@ -85,37 +83,38 @@ class Kernel:
         if not real or optimizer_kind(optimizers[0]) is None or any(map(steps_differ, optimizers)):
             return None
         tiles, kinds = [], [type(part) for part in parts_of(optimizers[0]) for _ in part.param_groups]
-        for number, (kind, pieces) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
-            if pieces:
-                groups = [optimizer.param_groups[number] for optimizer in optimizers]
+        for number, (kind, of_group) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
+            groups = [optimizer.param_groups[number] for optimizer in optimizers]
+            # Each of Muon's matrices has its own rate.
+            for pieces in [[piece] for piece in of_group] if kind is Muon else [of_group] if of_group else []:
                 columns = slice(pieces[0].start, pieces[-1].stop)
-                weights = parameter_buffer.weights[rows, columns]
-                state = _state(kind, optimizers, groups, pieces, weights)
-                tiles.append(
-                    Tile(
-                        kind=kind,
-                        groups=groups,
-                        momentum=has_momentum(groups[0]),
-                        decoupled=_decoupled(kind, groups[0]),
-                        pieces=[slice(piece.start - columns.start, piece.stop - columns.start) for piece in pieces],
-                        shapes=[piece.shape for piece in pieces],
-                        columns=columns,
-                        weights=weights,
-                        state=state,
-                    )
+                tile = Tile(
+                    kind=kind,
+                    groups=groups,
+                    momentum=has_momentum(groups[0]),
+                    pieces=[slice(piece.start - columns.start, piece.stop - columns.start) for piece in pieces],
+                    shape=pieces[0].shape,
+                    columns=columns,
+                    weights=parameter_buffer.weights[rows, columns],
                 )
+                at = parameter_buffer.pieces.index(pieces[0])
+                _take_state(tile, optimizers, [own[at : at + len(pieces)] for own in parameter_buffer.parameters[rows]])
+                tiles.append(tile)
         mark_stepped(optimizers)
         return cls(optimizers, rows, tiles)
 
-    def ready(self, gradients: Tensor) -> Move | None:
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel can make the next step: it is built for momentum or for none, and a schedule may switch it on or off."""
+        of_momentum = [tile for tile in self._tiles if tile.kind is SGD]
+        return all(has_momentum(group) == tile.momentum for tile in of_momentum for group in tile.groups)
+
+    def ready(self, gradients: Tensor) -> Move:
         """Prepare the step of all rows along gradients ``[rows, columns]``, which it may overwrite.
 
-        All memory is allocated here, so an out-of-memory error leaves everything unchanged. Returns None if a schedule has switched
-        momentum on or off, because the kernel is built for one case.
+        All memory is allocated here, so an out-of-memory error leaves everything unchanged.
         """
-        if self._changed:
-            return None
-        moves = [RULES[tile.kind].ready(tile, gradients[:, tile.columns]) for tile in self._tiles]
+        moves = [tile.ready(gradients[:, tile.columns]) for tile in self._tiles]
 
         def move() -> None:
             # First: torch's fused kernels take counts that include this step.
@@ -124,11 +123,6 @@ class Kernel:
                 of_tile()
 
         return move
-
-    @property
-    def _changed(self) -> bool:
-        of_momentum = [tile for tile in self._tiles if tile.kind is SGD]
-        return any(has_momentum(group) != tile.momentum for tile in of_momentum for group in tile.groups)
 
     @property
     def settings(self) -> Settings:
@@ -140,20 +134,19 @@ class Kernel:
         """Steps made, by parameter group and row; empty for optimizers that do not count steps."""
         return np.concatenate([tile.steps for tile in self._tiles])
 
-    def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the numbers of the next steps by parameter group, each ``[count, rows, numbers]``, with the current settings.
+    @property
+    def form(self) -> Hashable:
+        """What decides which operations make a step."""
+        return self.fits, *(tile.decays for tile in self._tiles)
 
-        Returns None if a schedule has switched momentum on or off.
-        """
-        return None if self._changed else [RULES[tile.kind].numbers(tile, count) for tile in self._tiles]
+    def numbers(self, count: int) -> Numbers:
+        """Return the numbers of the next steps with the current settings ``[count, tiles · rows, 8]``."""
+        return np.concatenate([tile.numbers(count) for tile in self._tiles], 1)
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = run_in_turn) -> None:
-        """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite.
-
-        `numbers` has one tensor ``[rows, numbers]`` per parameter group.
-        """
-        for tile, own in zip(self._tiles, numbers, strict=True):
-            RULES[tile.kind].move(tile, gradients[:, tile.columns], own)()
+    def move(self, gradients: Tensor, numbers: Tensor, in_branches: InBranches = run_in_turn) -> None:
+        """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite."""
+        for tile, own in zip(self._tiles, torch.split(numbers, len(gradients)), strict=True):
+            tile.move(gradients[:, tile.columns], own)()
 
     def note_step(self) -> None:
         """Do the host's part of a step."""
@@ -173,17 +166,8 @@ class Kernel:
 
     def dissolve(self) -> None:
         """Copy the optimizers' state out of the matrices, one matrix at a time, so that each is freed before the next is copied."""
-        names = {name: None for tile in self._tiles for name in tile.state}
         self._tiles = ()
-        for name in names:
-            for state in [state for optimizer in self._optimizers for state in optimizer.state.values()]:
-                if isinstance(state.get(name), Tensor):
-                    state[name] = state[name].clone()
-
-
-def settings_of(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the values of `SETTINGS` in a parameter group; None for those that it lacks."""
-    return tuple(group.get(name) for name in SETTINGS)
+        separate_state(self._optimizers)
 
 
 def parts_of(optimizer: Any) -> Sequence[Optimizer]:
@@ -193,7 +177,7 @@ def parts_of(optimizer: Any) -> Sequence[Optimizer]:
 
 def _kind_of_group(kind: type[Optimizer], group: dict[str, Any]) -> Hashable:
     of_muon = [group[option] for option in OF_MUON] if kind is Muon else []
-    return group.get("nesterov"), has_momentum(group), _decoupled(kind, group), *of_muon
+    return group.get("nesterov"), has_momentum(group), is_decoupled(kind, group), *of_muon
 
 
 def _steps_otherwise(optimizer: Optimizer) -> bool:
@@ -205,10 +189,6 @@ def _steps_otherwise(optimizer: Optimizer) -> bool:
 def _counts_on_device(group: dict[str, Any]) -> bool:
     """Return whether step counts are on an accelerator, where the host would have to wait for them."""
     return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
-
-
-def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
-    return kind is AdamW or bool(group.get("decoupled_weight_decay"))
 
 
 def mark_stepped(optimizers: Sequence[Optimizer]) -> None:
@@ -225,25 +205,27 @@ def steps_differ(optimizer: Optimizer) -> bool:
     )
 
 
-def _state(
-    kind: type[Optimizer],
-    optimizers: Sequence[Optimizer],
-    groups: Sequence[dict[str, Any]],
-    pieces: Sequence[Piece],
-    weights: Tensor,
-) -> dict[str, Tensor]:
-    """Return matrices that hold the optimizers' state from now on; existing state is copied in, missing state is zero."""
-    state = {"step": torch.zeros(len(groups), len(pieces))} if RULES[kind].counts else {}
-    names = () if kind is SGD and not has_momentum(groups[0]) else RULES[kind].moments
-    state |= {name: torch.zeros_like(weights, memory_format=torch.contiguous_format) for name in names}
-    for row, (optimizer, group) in enumerate(zip(optimizers, groups, strict=True)):
-        parameters = [p for p in group["params"] if p.requires_grad]
-        for number, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            for name, matrix in state.items():
-                start = piece.start - pieces[0].start
-                own = matrix[row, number] if name == "step" else matrix[row, start : start + parameter.numel()]
-                adopt_state(optimizer.state[parameter], name, own.view(() if name == "step" else piece.shape))
-    return state
+def _take_state(tile: Tile, optimizers: Sequence[Optimizer], parameters: Sequence[Sequence[Tensor]]) -> None:
+    """Move the optimizers' state of these weights, by row, into matrices of the tile; missing state is zero."""
+    rule = RULES[tile.kind]
+    if rule.counts:
+        tile.state["step"] = torch.zeros(len(optimizers), len(tile.pieces))
+    for name in () if tile.kind is SGD and not tile.momentum else rule.moments:
+        tile.state[name] = torch.zeros_like(tile.weights, memory_format=torch.contiguous_format)
+    for row, (optimizer, of_row) in enumerate(zip(optimizers, parameters, strict=True)):
+        for number, (parameter, piece) in enumerate(zip(of_row, tile.pieces, strict=True)):
+            for name, matrix in tile.state.items():
+                own = matrix[row, number] if name == "step" else matrix[row, piece].view(parameter.shape)
+                adopt_state(optimizer.state[parameter], name, own)
+
+
+def separate_state(optimizers: Sequence[Optimizer]) -> None:
+    """Give the optimizers' state its own memory, name by name, so that shared memory is freed before more of it is copied."""
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    for name in dict.fromkeys(name for state in states for name in state):
+        for state in states:
+            if isinstance(state.get(name), Tensor):
+                state[name] = state[name].clone()
 
 
 def adopt_state(state: dict[str, Any], name: str, own: Tensor) -> None:

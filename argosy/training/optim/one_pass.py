@@ -2,7 +2,7 @@
 
 These are the kernels of ``fused=True``, called without the overhead of `Optimizer.step`, which for a small network takes longer than the
 backward pass. The arithmetic is done in another order, so weights differ from the optimizer's own by rounding. They are equal, bit for
-bit, to those of the same member in a program of several (`argosy.training.optim.kernels`). The state is that of the optimizer, which makes
+bit, to those of the same member in a program of several (`argosy.training.optim.rules`). The state is that of the optimizer, which makes
 the step itself if the kernels cannot.
 """
 
@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from argosy.training.optim.kernels import is_unusual, mark_stepped
 from argosy.training.optim.optimizer_list import OptimizerList
-from argosy.training.optim.rules import adam_numbers, sgd_numbers
+from argosy.training.optim.rules import TORCH_KERNELS, Group, TorchKernel
 
 __all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "can_step_in_one_pass"]
 
-Weights = list[Tensor]
-Group = dict[str, Any]
 States = dict[Tensor, dict[str, Any]]
 Move = Callable[[], object]
 
@@ -29,9 +27,9 @@ Move = Callable[[], object]
 def can_step_in_one_pass(optimizer: Any) -> bool:
     """Return whether `step_in_one_pass` may make the steps of an optimizer, or of some optimizers of a list."""
     if isinstance(optimizer, OptimizerList):
-        of_rules = [part for part in optimizer.parts if type(part) in RULES]
-        return bool(of_rules) and not is_unusual(optimizer) and all(map(can_step_in_one_pass, of_rules))
-    if type(optimizer) not in RULES or is_unusual(optimizer):
+        of_kernels = [part for part in optimizer.parts if type(part) in TORCH_KERNELS]
+        return bool(of_kernels) and not is_unusual(optimizer) and all(map(can_step_in_one_pass, of_kernels))
+    if type(optimizer) not in TORCH_KERNELS or is_unusual(optimizer):
         return False
     places = {(weight.device.type, weight.dtype) for group in optimizer.param_groups for weight in group["params"]}
     return places in ({("cpu", torch.float32)}, {("cpu", torch.float64)})
@@ -42,7 +40,7 @@ def step_in_one_pass(optimizer: Optimizer) -> bool:
     """Make a step; returns False, with nothing done, if the optimizer must make it itself."""
     if isinstance(optimizer, OptimizerList):
         for part in optimizer.parts:
-            if not (type(part) in RULES and step_in_one_pass(part)):
+            if not (type(part) in TORCH_KERNELS and step_in_one_pass(part)):
                 part.step()
         mark_stepped([optimizer])
         return True
@@ -58,8 +56,8 @@ def prepare_moves(optimizer: Optimizer) -> Sequence[Move] | None:
 
     The step may be repeated as long as weights, gradients and states are the same tensors; hyper-parameters are read each time.
     """
-    rule, moves = RULES.get(type(optimizer)), list[Move]()
-    if rule is None:
+    kernel, moves = TORCH_KERNELS.get(type(optimizer)), list[Move]()
+    if kernel is None:
         return None
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -69,7 +67,7 @@ def prepare_moves(optimizer: Optimizer) -> Sequence[Move] | None:
         # The kernels process elements in memory order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
             return None
-        moves.append(rule(group, weights, gradients, optimizer.state))
+        moves += _moves(kernel, group, weights, gradients, optimizer.state)
     return moves
 
 
@@ -85,43 +83,17 @@ def _dense(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and gradient.is_contiguous()
 
 
-def _sgd(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
-    buffers = []
-    if group["momentum"]:
-        buffers = [_of(states[weight], "momentum_buffer", weight) for weight in weights]
-
-    def move() -> None:
-        torch._fused_sgd_(weights, gradients, buffers, **sgd_numbers(group))
-
-    return move
-
-
-def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *, decoupled: bool = False) -> Move:
-    pairs = [(states[weight], weight) for weight in weights]
-    steps, count = _counting([own for own, _ in pairs])
-    first, second = ([_of(own, name, weight) for own, weight in pairs] for name in ("exp_avg", "exp_avg_sq"))
-    kernel = torch._fused_adamw_ if decoupled or group.get("decoupled_weight_decay") else torch._fused_adam_
-
-    def move() -> None:
-        count()
-        # The kernel takes counts that include this step.
-        kernel(weights, gradients, first, second, [], steps, **adam_numbers(group))
-
-    return move
-
-
-def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
-    sums = [states[weight]["sum"] for weight in weights]
-    steps, count = _counting([states[weight] for weight in weights])
-
-    def move() -> None:
-        count()
-        torch._fused_adagrad_(
-            weights, gradients, sums, steps, lr=group["lr"], lr_decay=group["lr_decay"],
-            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        )  # fmt: skip
-
-    return move
+def _moves(
+    kernel: TorchKernel, group: Group, weights: list[Tensor], gradients: list[Tensor], states: States
+) -> Sequence[Move]:
+    """Return the step of one parameter group."""
+    names, moves, steps = kernel.state_of(group), list[Move](), list[Tensor]()
+    own = [states[weight] for weight in weights] if names else []  # torch keeps no empty state either
+    if kernel.counts:
+        steps, count = _counting(own)
+        moves.append(count)  # first, because the kernel takes counts that include this step
+    state = [[_of(each, name, weight) for each, weight in zip(own, weights, strict=True)] for name in names]
+    return [*moves, partial(kernel.call, group, weights, gradients, state, steps)]
 
 
 def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:
@@ -151,11 +123,3 @@ def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
         value = torch.zeros((), device="cpu") if weight is None else torch.zeros_like(weight)
         state[name] = value
     return value
-
-
-RULES: dict[type[Optimizer], Callable[[Group, Weights, Weights, States], Move]] = {
-    SGD: _sgd,
-    Adagrad: _adagrad,
-    Adam: _adam,
-    AdamW: partial(_adam, decoupled=True),
-}

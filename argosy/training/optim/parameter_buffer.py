@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterBuffer", "Piece", "outside_buffer", "stack_tensors"]
+__all__ = ["ParameterBuffer", "Piece", "aligned_rows", "copy_into", "outside_buffer", "stack_tensors"]
 
 ALIGNED = 16
 """The distance between the starts of two rows is a multiple of this number of elements."""
@@ -76,9 +76,7 @@ class ParameterBuffer:
                     start = stop
         pieces = [piece for group in groups for piece in group]
         trained = [[parameters[piece.name] for piece in pieces] for parameters in named]
-        # All rows have the same alignment, because the rounding of a product may depend on it.
-        apart = -(-start // ALIGNED) * ALIGNED
-        weights = trained[0][0].detach().new_empty(len(models), apart)[:, :start]
+        weights = aligned_rows(trained[0][0], len(models), start)
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):
                 parameter.data = piece.of(row).copy_(parameter.detach())
@@ -92,6 +90,11 @@ class ParameterBuffer:
         self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
+
+
+def aligned_rows(like: Tensor, count: int, columns: int) -> Tensor:
+    """Return new memory ``[count, columns]`` whose rows have the same alignment, because the rounding of a product may depend on it."""
+    return like.detach().new_empty(count, -(-columns // ALIGNED) * ALIGNED)[:, :columns]
 
 
 @contextlib.contextmanager
@@ -115,3 +118,10 @@ def stack_tensors(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             tensor.data = stacked[name][row]
     return stacked
+
+
+@torch.no_grad()
+def copy_into(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy values into tensors, to restore or set them."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

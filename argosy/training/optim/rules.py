@@ -1,13 +1,15 @@
 """The arithmetic of torch's SGD, Adam, AdamW and Muon on one parameter group of many members, each member a row.
 
 On a CPU, torch's fused kernels make the steps, with the same bits as for a single member (`argosy.training.optim.one_pass`): one call
-covers all rows with equal numbers, and vector instructions begin and end at the same elements. On other devices the
+covers all rows with equal settings, and vector instructions begin and end at the same elements. On other devices the
 arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once. For Muon it is that of `torch/optim/_muon.py` everywhere, and each
 product covers all rows.
+
+What a step needs from an optimizer is a row of eight numbers, in the order of `argosy.training.device.kernel_forms.OwnKernels.step`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,123 +17,293 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.stream.batches import copy_to_device
 from argosy.training.device.recorders import run_in_turn
 
 __all__ = [
+    "RATE",
     "RULES",
+    "TORCH_KERNELS",
+    "Group",
     "Move",
     "Numbers",
-    "Rule",
+    "RowOfNumbers",
     "Steps",
     "Tile",
-    "adam_numbers",
+    "TorchKernel",
     "has_momentum",
+    "is_decoupled",
+    "numbers_of",
     "orthogonal",
-    "sgd_numbers",
+    "settings_of",
 ]
 
 MOMENTS = "exp_avg", "exp_avg_sq"
 """Names of Adam's moments."""
+SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
+"""Options that a step depends on and that schedules may change."""
+EPS, RATE = 5, 6
+"""Positions in a row of numbers."""
 SMALL = 16**3
 """Number of multiplications up to which torch on a CPU computes a matrix product differently alone than in a batch."""
-Decays = Sequence[tuple[float, ...]]
+Group = dict[str, Any]
+"""A parameter group of an optimizer."""
 Move = Callable[[], None]
 """Updates weights and state, and allocates no memory."""
 Numbers = npt.NDArray[np.float64]
-"""The numbers of a step from each row's optimizer, ``[rows, numbers]``; the decay is left out if no row decays."""
+"""The numbers of steps ``[steps, rows, 8]``."""
 Steps = npt.NDArray[np.float32]
 """Numbers of steps made."""
 
 
+def settings_of(group: Group) -> tuple[Any, ...]:
+    """Return the values of `SETTINGS` in a parameter group; None for those that it lacks."""
+    return tuple(group.get(name) for name in SETTINGS)
+
+
+def has_momentum(group: Group) -> bool:
+    """Return whether a parameter group has momentum, as those of SGD and Muon may."""
+    return bool(group.get("momentum", 0))
+
+
+def is_decoupled(kind: type[Optimizer], group: Group) -> bool:
+    """Return whether weight decay is decoupled from gradients, as in AdamW."""
+    return kind in (AdamW, Muon) or bool(group.get("decoupled_weight_decay"))
+
+
+# ---- numbers
+
+
+class RowOfNumbers(NamedTuple):
+    """What a row of numbers is computed from."""
+
+    kind: type[Optimizer]
+    """Type of the optimizer."""
+    group: Group
+    shape: torch.Size
+    """Shape of the first weight, on which Muon's rate depends."""
+
+
+def numbers_of(rows: Sequence[RowOfNumbers], steps: Steps, count: int) -> Numbers:
+    """Return the numbers of the next `count` steps, with the current settings, after as many `steps` of each row."""
+    numbers = np.tile(np.array([_numbers(row) for row in rows], np.float64), (count, 1, 1))
+    betas = np.array([row.group["betas"] if RULES[row.kind].counts else (0.0, 0.0) for row in rows]).T
+    # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
+    for own, made in zip(numbers, steps + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
+        first, second = 1 - betas**made
+        root = np.sqrt(second)
+        own[:, EPS] *= root
+        own[:, RATE] *= root / first
+    return numbers
+
+
+def _numbers(row: RowOfNumbers) -> tuple[float, ...]:
+    """Return a row's numbers, without Adam's bias corrections."""
+    kind, group, shape = row
+    lr, decay = group["lr"], group["weight_decay"]
+    shrinks, added = (1 - lr * decay, 0.0) if is_decoupled(kind, group) else (1.0, decay)
+    if kind is SGD:
+        return 0.0, shrinks, added, group["momentum"], float(group["nesterov"]), 0.0, -lr, 0.0
+    if kind is Muon:
+        rate, momentum = -_adjust_lr(lr, group["adjust_lr_fn"], shape), group["momentum"]
+        return 2.0, shrinks, added, 1 - momentum, momentum, float(group["nesterov"]), rate, 0.0
+    beta1, beta2 = group["betas"]
+    return 1.0, shrinks, added, 1 - beta1, 1 - beta2, group["eps"], -lr, 0.0
+
+
+# ---- torch's kernels on a CPU
+
+
+class TorchKernel(NamedTuple):
+    """A fused kernel of torch."""
+
+    call: Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]], list[Tensor]], object]
+    """Steps weights of one group along gradients, with their state and their step counts, which include this step."""
+    state: tuple[str, ...]
+    """Names of the state that has the shape of the weights."""
+    counts: bool = True
+    """Whether it takes step counts."""
+
+    def state_of(self, group: Group) -> tuple[str, ...]:
+        """Return the names of the state that the weights of a group have."""
+        return self.state if self.counts or has_momentum(group) else ()
+
+
+def _sgd_in_torch(group: Group, weights: list[Tensor], gradients: list[Tensor], state: Any, steps: Any) -> None:
+    torch._fused_sgd_(
+        weights, gradients, state[0] if state else [], weight_decay=group["weight_decay"], momentum=group["momentum"],
+        lr=group["lr"], dampening=0.0, nesterov=group["nesterov"], maximize=False,
+        is_first_step=False,  # momentum starts from zero, not from the first gradients
+    )  # fmt: skip
+
+
+def _adam_in_torch(
+    group: Group, weights: list[Tensor], gradients: list[Tensor], state: Any, steps: Any, *, kind: type[Optimizer]
+) -> None:
+    kernel = torch._fused_adamw_ if is_decoupled(kind, group) else torch._fused_adam_
+    (first, second), (beta1, beta2) = state, group["betas"]
+    kernel(
+        weights, gradients, first, second, [], steps, lr=group["lr"], beta1=beta1, beta2=beta2,
+        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _adagrad_in_torch(group: Group, weights: list[Tensor], gradients: list[Tensor], state: Any, steps: Any) -> None:
+    (sums,) = state
+    torch._fused_adagrad_(
+        weights, gradients, sums, steps, lr=group["lr"], lr_decay=group["lr_decay"],
+        weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+    )  # fmt: skip
+
+
+TORCH_KERNELS: dict[type[Optimizer], TorchKernel] = {
+    SGD: TorchKernel(_sgd_in_torch, ("momentum_buffer",), counts=False),
+    Adagrad: TorchKernel(_adagrad_in_torch, ("sum",)),
+    **{kind: TorchKernel(partial(_adam_in_torch, kind=kind), MOMENTS) for kind in (Adam, AdamW)},
+}
+
+
+# ---- many members
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Tile:
-    """One parameter group of members with optimizers of one kind."""
+    """One parameter group of members with optimizers of one kind; of Muon, one matrix of such a group."""
 
     kind: type[Optimizer]
     """Type of the optimizer that steps the group."""
-    groups: Sequence[dict[str, Any]]
+    groups: Sequence[Group]
     """The parameter group of each row's optimizer."""
     momentum: bool
     """Whether SGD has momentum."""
-    decoupled: bool
-    """Whether weight decay is decoupled from gradients, as in AdamW."""
     pieces: Sequence[slice]
     """Columns of each weight, relative to the group's first column."""
-    shapes: Sequence[torch.Size]
-    """Shape of each weight."""
+    shape: torch.Size
+    """Shape of the first weight."""
     columns: slice
     weights: Tensor
     """``[rows, columns]``."""
-    state: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
     """Optimizer state by torch's names: matrices with the shape of `weights`, and ``step`` ``[rows, weights]``."""
     runs: Sequence[slice] | None = None
     """Column ranges that torch's CPU kernels take as one tensor; set by their first call."""
-    shown: tuple[Numbers, Tensor] | None = None
-    """The last numbers and their tensor, cached because they seldom change."""
-    alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
-    """The last numbers, and the rows grouped by them."""
+    shown: tuple[Any, Tensor] | None = None
+    """The last numbers, with the settings and step counts that they were computed from; cached because they seldom change."""
+    alike: "tuple[Sequence[tuple[Any, ...]], Sequence[Alike]] | None" = None
+    """The last settings, and the rows grouped by them."""
 
     @property
     def steps(self) -> Steps:
         """Number of steps that each row has made, as a live view; empty if the optimizer does not count steps."""
         return self.state["step"][:, 0].numpy() if "step" in self.state else np.empty(0, np.float32)
 
-    def to_device(self, numbers: Numbers) -> Tensor:
-        """Return ``[rows, numbers]`` on the weights' device."""
-        if self.shown is None or not np.array_equal(self.shown[0], numbers):
-            self.shown = numbers, copy_to_device(torch.from_numpy(numbers).to(self.weights.dtype), self.weights.device)
-        return self.shown[1]
+    @property
+    def decays(self) -> bool:
+        """Whether the weights of some row decay."""
+        return any(group["weight_decay"] for group in self.groups)
+
+    def numbers(self, count: int) -> Numbers:
+        """Return the numbers of the next steps."""
+        rows = [RowOfNumbers(self.kind, group, self.shape) for group in self.groups]
+        return numbers_of(rows, self.steps if "step" in self.state else np.zeros(len(rows), np.float32), count)
+
+    def ready(self, gradients: Tensor) -> Move:
+        """Return the next step along gradients."""
+        if self.kind in TORCH_KERNELS and gradients.device.type == "cpu":
+            return self._in_torch(gradients, TORCH_KERNELS[self.kind])
+        key = [settings_of(group) for group in self.groups], self.steps.tolist()
+        if self.shown is None or self.shown[0] != key:
+            numbers = torch.from_numpy(self.numbers(1)[0]).to(self.weights.dtype)
+            self.shown = key, copy_to_device(numbers, self.weights.device)
+        return self.move(gradients, self.shown[1])
+
+    def move(self, gradients: Tensor, numbers: Tensor) -> Move:
+        """Return a step along gradients, which reads its numbers ``[rows, 8]`` from this tensor when it is made."""
+        return RULES[self.kind].move(self, gradients, numbers.unsqueeze(2).unbind(1))
+
+    def decay(self, gradients: Tensor, shrinks: Tensor, added: Tensor) -> None:
+        """Decay the weights, or add their decay to the gradients, if some row decays."""
+        if not self.decays:
+            return
+        if is_decoupled(self.kind, self.groups[0]):
+            self.weights.mul_(shrinks)
+        else:
+            gradients.addcmul_(self.weights, added)
+
+    def _in_torch(self, gradients: Tensor, kernel: TorchKernel) -> Move:
+        slopes = self._cut(gradients)
+        moves = [
+            partial(kernel.call, own.group, own.weights, own.of(slopes), own.state, own.steps)
+            for own in self._by_settings(kernel)
+        ]
+        return partial(run_in_turn, moves)
+
+    def _cut(self, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
+        """Return the rows of each run of columns that torch's kernels take as one tensor.
+
+        The kernels round elements after the last whole vector of a tensor differently from those before. For a member alone, each weight
+        is one tensor. So that the same elements are affected, a run ends with every weight whose size is no multiple of the vector length.
+        """
+        if self.runs is None:
+            vector = (64 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 32) // matrix.element_size()
+            last = self.pieces[-1]
+            ends = [piece.stop for piece in self.pieces if (piece.stop - piece.start) % vector or piece is last]
+            self.runs = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+        return [matrix[:, run].unbind() for run in self.runs]
+
+    def _by_settings(self, kernel: TorchKernel) -> "Sequence[Alike]":
+        """Group the rows by their settings; the result is cached until these change."""
+        settings = [settings_of(group) for group in self.groups]
+        if self.alike is None or self.alike[0] != settings:
+            rows: dict[str, list[int]] = {}
+            for row, own in enumerate(settings):
+                rows.setdefault(repr(own), []).append(row)
+            names = kernel.state_of(self.groups[0])
+            weights, *state = [self._cut(of) for of in (self.weights, *(self.state[name] for name in names))]
+            # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
+            steps = [self.state["step"][:, 0].unbind()] * len(weights) if kernel.counts else []
+            self.alike = settings, [Alike(own, self.groups[own[0]], weights, state, steps) for own in rows.values()]
+        return self.alike[1]
+
+
+class Alike:
+    """Rows with equal settings, and the arguments of one call of torch's kernel for them."""
+
+    def __init__(
+        self, rows: Sequence[int], group: Group, weights: Any, state: Sequence[Any], steps: Sequence[Any]
+    ) -> None:
+        self._rows = rows
+        self.group = group
+        self.weights: list[Tensor] = self.of(weights)
+        self.state: Sequence[list[Tensor]] = [*map(self.of, state)]
+        self.steps: list[Tensor] = self.of(steps)
+
+    def of(self, cut: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return these rows' tensors of each run of columns."""
+        return [run[row] for run in cut for row in self._rows]
 
 
 class Rule(NamedTuple):
-    """How one type of optimizer steps."""
+    """How one type of optimizer steps all rows of a tile at once."""
 
-    numbers: Callable[[Tile, int], Numbers]
-    """Returns the numbers of the next steps, ``[count, rows, numbers]``."""
-    move: Callable[[Tile, Tensor, Tensor], Move]
-    """Returns a step along gradients, which reads its numbers from the given tensor when it is made."""
+    move: Callable[[Tile, Tensor, Sequence[Tensor]], Move]
+    """Returns a step along gradients, which reads its numbers, each ``[rows, 1]``, when it is made."""
     moments: tuple[str, ...]
     """Names of the state that has the shape of the weights."""
-    fused: Callable[[Tile, Tensor], Move] | None = None
-    """Returns a step along gradients on a CPU, by torch's fused kernel, with the next step's numbers."""
     counts: bool = False
     """Whether numbers depend on how many steps were made."""
 
-    def ready(self, tile: Tile, gradients: Tensor) -> Move:
-        """Return the next step along gradients, with its numbers."""
-        if self.fused is not None and gradients.device.type == "cpu":
-            return self.fused(tile, gradients)
-        return self.move(tile, gradients, tile.to_device(self.numbers(tile, 1)[0]))
 
-
-def has_momentum(group: dict[str, Any]) -> bool:
-    """Return whether a parameter group has momentum, as those of SGD and Muon may."""
-    return bool(group.get("momentum", 0))
-
-
-def _sgd_numbers(tile: Tile, count: int) -> Numbers:
-    decays = _decays(tile, lambda group: group["weight_decay"])
-    rows = [(-group["lr"], group["momentum"], *own) for group, own in zip(tile.groups, decays, strict=True)]
-    return _unchanging(rows, count)
-
-
-def _unchanging(rows: Sequence[tuple[float, ...]], count: int) -> Numbers:
-    """Return numbers that are equal in all steps."""
-    return np.tile(np.array(rows, np.float64), (count, 1, 1))
-
-
-def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
+def _sgd(tile: Tile, gradients: Tensor, numbers: Sequence[Tensor]) -> Move:
     nesterov = tile.groups[0]["nesterov"]
-    rate, momentum, *decay = numbers.unsqueeze(2).unbind(1)
+    _, shrinks, added, momentum, _, _, rate, _ = numbers
 
     def move() -> None:
+        tile.decay(gradients, shrinks, added)
         direction = gradients
-        for by in decay:
-            direction.addcmul_(tile.weights, by)
         if tile.momentum:
             buffer = tile.state["momentum_buffer"].mul_(momentum).add_(direction)
             direction = direction.addcmul_(buffer, momentum) if nesterov else buffer
@@ -140,29 +312,12 @@ def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     return move
 
 
-def _adam_decays(tile: Tile) -> Decays:
-    if tile.decoupled:
-        return _decays(tile, lambda group: 1 - group["lr"] * group["weight_decay"])
-    return _decays(tile, lambda group: group["weight_decay"])
-
-
-def _adam_numbers(tile: Tile, count: int) -> Numbers:
-    decays = _adam_decays(tile)
-    rows = [(one["lr"], *one["betas"], one["eps"], *own) for one, own in zip(tile.groups, decays, strict=True)]
-    lr, beta1, beta2, eps, *decay = np.array(rows, np.float64).T
-    by_step = []
-    for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # one by one, for the same bits as alone
-        root = np.sqrt(1 - beta2**steps)
-        by_step.append([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay])
-    return np.array(by_step, np.float64).swapaxes(1, 2)
-
-
-def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
-    fresh, fresh_square, eps, rate, *decay = numbers.unsqueeze(2).unbind(1)
+def _adam(tile: Tile, gradients: Tensor, numbers: Sequence[Tensor]) -> Move:
+    _, shrinks, added, fresh, fresh_square, eps, rate, _ = numbers
     first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
 
     def move() -> None:
-        _adam_decay(tile, gradients, decay)
+        tile.decay(gradients, shrinks, added)
         first.lerp_(gradients, fresh)
         second.lerp_(gradients.mul_(gradients), fresh_square)
         # Intermediate results go into the gradients' memory, because allocating as much costs more than all the arithmetic.
@@ -173,67 +328,23 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     return move
 
 
-def _adam_fused(tile: Tile, gradients: Tensor) -> Move:
-    kernel = torch._fused_adamw_ if tile.decoupled else torch._fused_adam_
-    slopes, moves = _cut(tile, gradients), []
-    for own in _alike(tile, adam_numbers, MOMENTS):
-        weights, first, second = own.tensors
-        moves.append(partial(kernel, weights, own.of(slopes), first, second, [], own.steps, **own.numbers))
-    return partial(run_in_turn, moves)
-
-
-def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
-    slopes, moves = _cut(tile, gradients), []
-    for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else ()):
-        weights, *buffers = own.tensors
-        moves.append(partial(torch._fused_sgd_, weights, own.of(slopes), buffers[0] if buffers else [], **own.numbers))
-    return partial(run_in_turn, moves)
-
-
-def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
-    """Return the rows of each run of columns that torch's kernels take as one tensor.
-
-    The kernels round elements after the last whole vector of a tensor differently from those before. For a member alone, each weight is one
-    tensor. So that the same elements are affected, a run ends with every weight whose size is no multiple of the vector length.
-    """
-    if tile.runs is None:
-        vector = (64 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 32) // matrix.element_size()
-        ends = [piece.stop for piece in tile.pieces if (piece.stop - piece.start) % vector or piece is tile.pieces[-1]]
-        tile.runs = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
-    return [matrix[:, run].unbind() for run in tile.runs]
-
-
-def _muon_numbers(tile: Tile, count: int) -> Numbers:
-    """Return each row's numbers; the last ones are the rates of the weights."""
-    own = []
-    for group in tile.groups:
-        lr, momentum = group["lr"], group["momentum"]
-        rates = [-_adjust_lr(lr, group["adjust_lr_fn"], shape) for shape in tile.shapes]
-        own.append((1 - momentum, momentum, 1 - lr * group["weight_decay"], *rates))
-    return _unchanging(own, count)
-
-
-def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
-    fresh, momentum, decay, *rates = numbers.unsqueeze(2).unbind(1)
+def _muon(tile: Tile, gradients: Tensor, numbers: Sequence[Tensor]) -> Move:
+    _, shrinks, added, fresh, momentum, _, rate, _ = numbers
     group, mean = tile.groups[0], tile.state["momentum_buffer"]
     # All memory is allocated here, before the step changes anything.
     moved = torch.lerp(mean, gradients, fresh)
     directions = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
-    updates = [
-        orthogonal(directions[:, columns].view(len(directions), *shape), group).flatten(1)
-        for columns, shape in zip(tile.pieces, tile.shapes, strict=True)
-    ]
+    update = orthogonal(directions.view(len(directions), *tile.shape), group).flatten(1)
 
     def move() -> None:
         mean.copy_(moved)
-        tile.weights.mul_(decay)
-        for columns, update, rate in zip(tile.pieces, updates, rates, strict=True):
-            tile.weights[:, columns].addcmul_(update, rate)
+        tile.decay(gradients, shrinks, added)
+        tile.weights.addcmul_(update, rate)
 
     return move
 
 
-def orthogonal(directions: Tensor, group: dict[str, Any]) -> Tensor:
+def orthogonal(directions: Tensor, group: Group) -> Tensor:
     """Return matrices ``[rows, m, n]`` orthogonalized by Newton-Schulz in bfloat16, each as torch's Muon does it alone."""
     a, b, c = group["ns_coefficients"]
     tall = directions.size(1) > directions.size(2)
@@ -256,80 +367,9 @@ def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matri
     return all_rows(*matrices)
 
 
-class Alike(NamedTuple):
-    """Rows with equal numbers, and the arguments of one call of torch's kernel for them."""
-
-    rows: Sequence[int]
-    numbers: dict[str, Any]
-    tensors: Sequence[Sequence[Tensor]]
-    """Tensors of the weights, and of each part of the state."""
-    steps: Sequence[Tensor]
-
-    def of(self, cut: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return these rows' tensors of each run of columns."""
-        return [run[row] for run in cut for row in self.rows]
-
-
-def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], names: Sequence[str]) -> Sequence[Alike]:
-    """Group the rows by their numbers; the result is cached until these change."""
-    numbers = [numbers_of(group) for group in tile.groups]
-    if tile.alike is None or tile.alike[0] != numbers:
-        rows: dict[Hashable, list[int]] = {}
-        for row, own in enumerate(numbers):
-            rows.setdefault(tuple(own.values()), []).append(row)
-        parts = [_cut(tile, matrix) for matrix in (tile.weights, *(tile.state[name] for name in names))]
-        # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
-        steps = [tile.state["step"][:, 0].unbind()] * len(parts[0]) if "step" in tile.state else []
-        groups = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
-        tile.alike = numbers, [own._replace(tensors=[*map(own.of, parts)], steps=own.of(steps)) for own in groups]
-    return tile.alike[1]
-
-
-def adam_numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a step for torch's fused Adam and AdamW kernels."""
-    beta1, beta2 = group["betas"]
-    return {
-        "lr": group["lr"],
-        "beta1": beta1,
-        "beta2": beta2,
-        "weight_decay": group["weight_decay"],
-        "eps": group["eps"],
-        "amsgrad": False,
-        "maximize": False,
-    }
-
-
-def sgd_numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a step for torch's fused SGD kernel; momentum starts from zero, not from the first gradients."""
-    return {
-        "weight_decay": group["weight_decay"],
-        "momentum": group["momentum"],
-        "lr": group["lr"],
-        "dampening": 0.0,
-        "nesterov": group["nesterov"],
-        "maximize": False,
-        "is_first_step": False,
-    }
-
-
-def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
-    for by in decay:
-        if tile.decoupled:
-            tile.weights.mul_(by)
-        else:
-            gradients.addcmul_(tile.weights, by)
-
-
-def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Decays:
-    """Return each row's decay; empty tuples if no row decays."""
-    if not any(group["weight_decay"] for group in tile.groups):
-        return [()] * len(tile.groups)
-    return [(of_group(group),) for group in tile.groups]
-
-
 RULES: dict[type[Optimizer], Rule] = {
-    SGD: Rule(_sgd_numbers, _sgd, ("momentum_buffer",), _sgd_fused),
-    Adam: Rule(_adam_numbers, _adam, MOMENTS, _adam_fused, counts=True),
-    AdamW: Rule(_adam_numbers, _adam, MOMENTS, _adam_fused, counts=True),
-    Muon: Rule(_muon_numbers, _muon, ("momentum_buffer",)),
+    SGD: Rule(_sgd, ("momentum_buffer",)),
+    Adam: Rule(_adam, MOMENTS, counts=True),
+    AdamW: Rule(_adam, MOMENTS, counts=True),
+    Muon: Rule(_muon, ("momentum_buffer",)),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from argosy.training.member.live import LiveMember
 from argosy.training.member.running_average import RunningAverage, Statistics
-from argosy.training.optim.parameter_buffer import ParameterBuffer, stack_tensors
+from argosy.training.optim.parameter_buffer import ParameterBuffer, aligned_rows, stack_tensors
 
 __all__ = ["AverageBuffer"]
 
@@ -39,7 +39,7 @@ class AverageBuffer:
         if not averages:
             return None
         weights = parameter_buffer.weights
-        values = weights.new_empty(len(weights), weights.stride(0))[:, : weights.shape[1]]
+        values = aligned_rows(weights, *weights.shape)
         for row, average, own in zip(values, averages, parameter_buffer.parameters, strict=True):
             numbers = {id(weight): number for number, weight in enumerate(average.weights)}
             for piece, weight in zip(parameter_buffer.pieces, own, strict=True):

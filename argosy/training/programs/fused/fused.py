@@ -53,7 +53,7 @@ class Fused(ProgramOfSeveral):
         """The members' weights and buffers."""
         self._scales = LossScales.of([live.loss_scale for live in lives], lives[0].backend.device)
         self._compilation = compilation
-        self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
+        self._steps = FusedSteps(self._solos, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
 
     @classmethod
@@ -109,17 +109,7 @@ class Fused(ProgramOfSeveral):
         self._recompute(data)
         return data
 
-    def _begin_as_one(self, data: PackInputs) -> Part:
-        # A forward pass changes buffers, such as running statistics.
-        self._undoing.append(partial(self._restore, {name: one.clone() for name, one in self.buffers.items()}))
-        return self._differentiated(data)
-
-    def _restore(self, buffers: Mapping[str, Tensor]) -> None:
-        for name, buffer in buffers.items():
-            self.buffers[name].copy_(buffer)
-
     def _finish_as_one(self, passed: Part) -> Tensor:
-        self._steps.prepare(passed)
         self._faults |= self._steps.make(passed)
         return passed.totals
 
@@ -190,39 +180,28 @@ class Fused(ProgramOfSeveral):
 
     # ---- a lockstep
 
-    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Implement `Whole.whole_gradients`."""
-        with self._drawing_on_device():
-            part = self._differentiated(data)
-        check_all_derived(part.idle)
-        self._steps.prepare(part)
-        return part.totals, part.gradients
+    def _for_kernels(self, passed: Part) -> tuple[Tensor, Tensor]:
+        check_all_derived(passed.idle)
+        self._steps.clip(passed)
+        return passed.totals, passed.gradients
 
-    def _differentiated(self, data: PackInputs) -> Part:
+    def _differentiated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Part:
         """Compute losses and gradients of the members, over all micro-batches of a batch."""
-        buffer, members = self.parameter_buffer, len(self.members)
-        gradients: Tensor | None = None
-        idle = {piece.name for piece in buffer.pieces}
-        totals = []
+        totals, weights = list[Tensor](), self.parameter_buffer.weights
+        sums: Sequence[Tensor | None] = [None] * len(self.parameter_buffer.pieces)
         for part in data.pieces(self.members[0].member.accumulate):
-            losses, by_parameter = self._derived(part, part.samples / data.samples)
-            if gradients is None and all(
-                gradient is not None and gradient.is_contiguous() for gradient in by_parameter
-            ):
-                gradients = torch.cat(
-                    [gradient.view(members, -1) for gradient in by_parameter if gradient is not None], 1
-                )
-                idle.clear()
-            else:
-                if gradients is None:
-                    gradients = buffer.weights.new_empty(buffer.weights.shape)
-                self._gather(by_parameter, gradients, idle)
+            losses, gradients = self._derived(part, part.samples / data.samples)
+            pairs = zip(sums, gradients, strict=True)
+            sums = [other if one is None else one if other is None else one + other for one, other in pairs]
             totals.append(batch_totals(losses.detach(), part.samples))
-        assert gradients is not None
-        for piece in buffer.pieces if idle else ():
-            if piece.name in idle:
-                piece.over(gradients).zero_()
-        return Part(sum(totals[1:], totals[0]), gradients, frozenset(idle))
+        columns, idle = list[Tensor](), set[str]()
+        for piece, own in zip(self.parameter_buffer.pieces, sums, strict=True):
+            if own is None:
+                idle.add(piece.name)
+            columns.append(
+                weights.new_zeros(len(weights), piece.stop - piece.start) if own is None else own.reshape(len(own), -1)
+            )
+        return Part(sum(totals[1:], totals[0]), torch.cat(columns, 1), frozenset(idle))
 
     def _derived(self, part: PackInputs, share: float) -> Derived:
         """Compute losses and gradients of the members on a `share` of a batch, by compiled code if there is any."""
@@ -247,17 +226,6 @@ class Fused(ProgramOfSeveral):
         leaves = tuple(self.parameter_buffer.named[piece.name] for piece in self.parameter_buffer.pieces)
         # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
         return losses, _engine_run_backward((losses,), (shares,), False, False, leaves, True, accumulate_grad=False)
-
-    def _gather(self, of_parameters: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
-        """Add gradients to those of earlier micro-batches; `idle` names the weights without any so far."""
-        for piece, gradient in zip(self.parameter_buffer.pieces, of_parameters, strict=True):
-            if gradient is None:
-                continue
-            if piece.name in idle:
-                idle.remove(piece.name)
-                piece.over(gradients).copy_(gradient)
-            else:
-                piece.over(gradients).add_(gradient)
 
     def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
         buffer = self.parameter_buffer

@@ -96,14 +96,8 @@ class Grouped(ProgramOfSeveral):
     def _train(self, mode: bool) -> None:
         """Do nothing: layers drop out if random states are given."""
 
-    def _begin_as_one(self, data: PackInputs) -> Tensor:
-        return self._differentiated(data)
-
-    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Implement `Whole.whole_gradients`."""
-        with self._drawing_on_device():
-            totals = self._differentiated(data, in_branches)
-        return totals, not_none(self.waves.memory).gradients.unsqueeze(0)
+    def _for_kernels(self, passed: Tensor) -> tuple[Tensor, Tensor]:
+        return passed, not_none(self.waves.memory).gradients.unsqueeze(0)
 
     def _differentiated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Tensor:
         """Compute the gradients of all members; returns their loss sums, float64 ``[members]``."""

@@ -7,7 +7,7 @@ modules hold views of the common memory.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
 from operator import itemgetter
@@ -26,6 +26,7 @@ from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
+from argosy.training.optim.parameter_buffer import copy_into
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.forward import PackInputs
@@ -63,7 +64,7 @@ class ProgramOfSeveral(ABC):
         self._lockstep: Lockstep = ()
         """The lockstep begun and not finished."""
         self._passed: Any = None
-        """What `_begin_as_one` has returned for that lockstep; None if it is not one pass."""
+        """What `_differentiated` has returned for that lockstep; None if it is not one pass."""
         self._undoing: list[Callable[[], object]] = []
         """Functions that undo what that lockstep has changed."""
         self._solos = [Solo(live) for live in lives]
@@ -75,6 +76,11 @@ class ProgramOfSeveral(ABC):
         """Errors raised by the code of single members in the current lockstep."""
 
     # ---- for subclasses
+
+    @property
+    @abstractmethod
+    def buffers(self) -> Mapping[str, Tensor]:
+        """Implement `Whole.buffers`."""
 
     @abstractmethod
     def gradients(self, row: int) -> dict[str, Tensor]:
@@ -89,12 +95,16 @@ class ProgramOfSeveral(ABC):
         """Return the samples of a training lockstep, augmented and checked; updates the statistics of averages with them."""
 
     @abstractmethod
-    def _begin_as_one(self, data: PackInputs) -> Any:
-        """Run the forward and backward pass of a lockstep for all members; returns what `_finish_as_one` needs."""
+    def _differentiated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Any:
+        """Run the forward and backward pass of all members; returns what `_finish_as_one` and `_for_kernels` need."""
 
     @abstractmethod
     def _finish_as_one(self, passed: Any) -> Tensor:
         """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
+
+    @abstractmethod
+    def _for_kernels(self, passed: Any) -> tuple[Tensor, Tensor]:
+        """Return the results of `whole_gradients`."""
 
     @abstractmethod
     def _follow(self) -> None:
@@ -147,7 +157,11 @@ class ProgramOfSeveral(ABC):
         self._lockstep, self._passed, self._undoing = batch, None, [partial(self.go_back, self.marks())]
         with outside_heap() if self._begins else contextlib.nullcontext():
             if self._as_one(batch, train=True):
-                self._passed = self._begin_as_one(self._samples(batch))
+                data = self._samples(batch)
+                # A forward pass changes buffers, such as running statistics.
+                buffers = [*self.buffers.values()]
+                self._undoing.append(partial(copy_into, [buffer.clone() for buffer in buffers], buffers))
+                self._passed = self._differentiated(data)
             else:
                 self._check_labels()
 
@@ -217,6 +231,14 @@ class ProgramOfSeveral(ABC):
         self._lockstep, self._undoing = batch, [partial(self.go_back, self.marks())]
         return self._samples(batch)
 
+    def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.whole_gradients`."""
+        self._states.on_device = self.draws
+        try:
+            return self._for_kernels(self._differentiated(data, in_branches))
+        finally:
+            self._states.on_device = None
+
     def finish_whole(self, totals: Tensor) -> int:
         """Implement `Whole.finish_whole`."""
         samples = self._made(totals)
@@ -248,15 +270,6 @@ class ProgramOfSeveral(ABC):
     def drew_since(self, marks: Sequence[Mark]) -> bool:
         """Return whether one of these states was drawn from on the host since the snapshots."""
         return any(one[0] is not other[0] for one, other in zip(marks, self.marks(), strict=True))
-
-    @contextlib.contextmanager
-    def _drawing_on_device(self) -> Iterator[None]:
-        """Draw the members' dropout masks on the device inside, if it can (`draws`)."""
-        self._states.on_device = self.draws
-        try:
-            yield
-        finally:
-            self._states.on_device = None
 
     def inputs(self, lockstep: Lockstep, *, augment: bool = True) -> PackInputs:
         """Return the samples of a lockstep. Raises MemberFaults for labels without an output."""

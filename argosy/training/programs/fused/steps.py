@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.optim.kernels import Kernel
-from argosy.training.optim.one_pass import step_in_one_pass
 from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.optim.rules import Move
 from argosy.training.programs.program import collecting
+from argosy.training.programs.solo import Solo
 
 __all__ = ["FusedSteps", "Part", "check_all_derived"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A lockstep of all members, between `begin` and `finish`."""
 
@@ -32,8 +32,6 @@ class Part:
     """``[members, columns]``."""
     idle: frozenset[str]
     """Weights that the losses do not use, which optimizers skip."""
-    overflowed: frozenset[int] = frozenset()
-    """Rows with overflowed gradients, which make no step."""
 
 
 class FusedSteps:
@@ -41,12 +39,13 @@ class FusedSteps:
 
     def __init__(
         self,
-        lives: Sequence[LiveMember],
+        solos: Sequence[Solo],
         parameter_buffer: ParameterBuffer,
         kernels: Sequence[Kernel],
         scales: LossScales | None,
     ) -> None:
-        self._lives = lives
+        self._solos = solos
+        self._lives = lives = [solo.live for solo in solos]
         self._parameter_buffer = parameter_buffer
         self._kernels = kernels
         self._scales = scales
@@ -65,34 +64,27 @@ class FusedSteps:
         """The kernels that step all members at once; empty once some weights have made fewer steps than others."""
         return self._kernels if self._even else ()
 
-    def prepare(self, part: Part) -> None:
-        """Unscale and clip a part's gradients."""
-        if self._scales is not None:
-            part.overflowed = self._scales.divide(part.gradients)
-        self._clip(part)
-
     @torch.no_grad()
     def make(self, part: Part) -> dict[str, Exception]:
         """Step the part's members; returns errors of members' own code, by member."""
         faults: dict[str, Exception] = {}
         self._even = self._even and not part.idle
+        # All memory is allocated before the first kernel moves weights, so a lockstep is either made or undone as a whole.
+        ready = [(kernel.rows, self._ready(kernel, part)) for kernel in self.kernels]
         stepped: set[int] = set()
-        if self._even and not part.overflowed:
-            # All memory is allocated before the first kernel moves weights, so a lockstep is either made or undone as a whole.
-            for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
-                if move is not None:
-                    move()
-                    stepped.update(range(kernel.rows.start, kernel.rows.stop))
+        for rows, move in ready:
+            if move is not None:
+                move()
+                stepped.update(range(rows.start, rows.stop))
         for row, live in enumerate(self._lives):
             if row in stepped and row not in self._watched:
                 continue
             with collecting(faults, live.member.name):
-                if row in part.overflowed:
-                    live.optimizer._opt_called = True  # for its schedule, as in `Solo`
-                elif row not in stepped:
-                    self._step_itself(row, part.gradients[row], part.idle)
+                if row not in stepped:
+                    self._step_itself(row, part)
+                    continue
                 if live.loss_scale is not None:
-                    live.loss_scale.follow(overflowed=row in part.overflowed)
+                    live.loss_scale.follow(overflowed=False)
                 if live.has_batch_schedule:
                     live.schedule.step()
         return faults
@@ -106,33 +98,37 @@ class FusedSteps:
         for kernel in self._kernels:
             kernel.dissolve()
 
+    def _ready(self, kernel: Kernel, part: Part) -> Move | None:
+        """Return a kernel's step along unscaled and clipped gradients; None, with these unchanged, if its members step themselves."""
+        gradients = part.gradients[kernel.rows]
+        if not kernel.fits or (self._scales is not None and not self._scales.divide(gradients, kernel.rows)):
+            return None
+        self.clip(part, kernel.rows)
+        return kernel.ready(gradients)
+
     @torch.no_grad()
-    def _clip(self, part: Part) -> None:
-        """Clip each member's gradients as `clip_grad_norm_` does, with the same bits."""
+    def clip(self, part: Part, rows: slice = slice(None)) -> None:
+        """Clip the gradients of members in these rows as `clip_grad_norm_` does, with the same bits."""
         if self._limits is None or len(part.idle) == len(self._in_order):
             return
-        norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own))) for own in self._by_weight(part)]
-        factors = ((torch.stack(norms) + 1e-6).reciprocal() * self._limits).clamp(max=1.0)
-        part.gradients.mul_(torch.where(self._limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+        limits, gradients = self._limits[rows], part.gradients[rows]
+        by_weight = self._by_weight(gradients, part.idle)
+        norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own))) for own in by_weight]
+        factors = ((torch.stack(norms) + 1e-6).reciprocal() * limits).clamp(max=1.0)
+        gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
 
-    def _by_weight(self, part: Part) -> Iterator[tuple[Tensor, ...]]:
-        """Yield each member's gradients in the order of its network's weights."""
-        pieces = [piece for piece in self._in_order if piece.name not in part.idle]
-        columns = [piece.over(part.gradients).unbind() for piece in pieces]
+    def _by_weight(self, gradients: Tensor, idle: Collection[str]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield each row's gradients in the order of its network's weights."""
+        columns = [piece.over(gradients).unbind() for piece in self._in_order if piece.name not in idle]
         return zip(*columns, strict=True)
 
-    def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
-        """Step the member's own optimizer on its views."""
-        live, parameters = self._lives[row], self._parameter_buffer.parameters[row]
+    def _step_itself(self, row: int, part: Part) -> None:
+        """Step a member along its gradients as it does alone, on its views."""
+        parameters = self._parameter_buffer.parameters[row]
         for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
-            parameter.grad = None if piece.name in idle else piece.of(gradients)
-        with live.randomness.active(), torch.enable_grad():
-            if not (live.one_pass and step_in_one_pass(live.optimizer)):
-                live.optimizer.step()
-            if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
-                live.optimizer.zero_grad()
-        for parameter in parameters:
-            parameter.grad = None
+            parameter.grad = None if piece.name in part.idle else piece.of(part.gradients[row])
+        with self._lives[row].randomness.active(), torch.enable_grad():
+            self._solos[row].move()
 
 
 def check_all_derived(idle: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from argosy.training.device.kernel_forms import MaskDraw
 from argosy.training.device.own_kernels import find_kernels
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.flat_kernel import FlatMemory
-from argosy.training.optim.parameter_buffer import ALIGNED
+from argosy.training.optim.parameter_buffer import aligned_rows
 from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import modules_in_order
 
@@ -144,8 +144,7 @@ def _moved(parameters: Sequence[Tensor], memory: FlatMemory | None) -> tuple[Ten
     """Stack tensors of one shape, which become views of the stack; returns the stack and memory for its gradients."""
     size, shape = parameters[0].numel(), (len(parameters), *parameters[0].shape)
     if memory is None:
-        apart = -(-size // ALIGNED) * ALIGNED
-        rows = parameters[0].detach().new_empty(len(parameters), apart)[:, :size]
+        rows = aligned_rows(parameters[0], len(parameters), size)
         gradients = rows.new_zeros(rows.shape)
     else:
         rows, gradients = memory.rows(len(parameters), size)

@@ -10,9 +10,10 @@ from torch import Tensor
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.device.devices import Backend
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured
+from argosy.training.optim.parameter_buffer import copy_into
 from argosy.training.programs.fused.forward import PackInputs
 
-__all__ = ["Captured", "copy_into"]
+__all__ = ["Captured"]
 
 Made = TypeVar("Made")
 Agree = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], bool]
@@ -110,13 +111,6 @@ class Captured(Generic[Made]):
         if held is not None:
             self._backend.synchronize()
             held.recording.close()
-
-
-@torch.no_grad()
-def copy_into(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy values into tensors, to restore or set the state of captured work."""
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
 
 
 def _tensors(made: Any) -> Sequence[Tensor]:

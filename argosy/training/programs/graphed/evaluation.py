@@ -17,9 +17,10 @@ from argosy.stream.trees import map_leaves
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import ComparedPair, difference
 from argosy.training.device.recorders import Recorder, Uncaptured
+from argosy.training.optim.parameter_buffer import copy_into
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.captured import Captured, copy_into
+from argosy.training.programs.graphed.captured import Captured
 
 __all__ = ["Evaluation"]
 

@@ -22,10 +22,11 @@ from argosy.training.device.equivalence import have_diverged
 from argosy.training.device.recorders import Recorder, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
+from argosy.training.optim.parameter_buffer import copy_into
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import as_whole
-from argosy.training.programs.graphed.captured import Captured, copy_into
+from argosy.training.programs.graphed.captured import Captured
 from argosy.training.programs.graphed.evaluation import Evaluation
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from argosy.stream.batches import copy_to_device
-from argosy.training.device.kernel_forms import STEPS_AHEAD
+from argosy.training.device.kernel_forms import NUMBERS_PER_STEP, STEPS_AHEAD
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.optim.kernels import Settings
-from argosy.training.optim.rules import Numbers, Steps
+from argosy.training.optim.rules import Steps
 from argosy.training.programs.graphed.whole import StepKernel
 
 __all__ = ["StaticInputs"]
@@ -26,20 +26,17 @@ class StaticInputs:
 
     def __init__(self, kernels: Sequence[StepKernel], like: Tensor) -> None:
         self._kernels = kernels
-        self._shapes = [own.shape[1:] for own in self._numbers(1)]
-        sizes = [rows * columns for rows, columns in self._shapes]
-        self._all = like.new_zeros(sum(sizes))
-        parts = iter(torch.split(self._all, sizes))
-        views = [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        counts = [len(kernel.numbers(1) or ()) for kernel in kernels]
-        self.of_kernels: Sequence[Sequence[Tensor]] = [[views.pop(0) for _ in range(count)] for count in counts]
+        self._form = [kernel.form for kernel in kernels]
+        rows = [kernel.numbers(1).shape[1] for kernel in kernels]
+        self._all = like.new_zeros(sum(rows), NUMBERS_PER_STEP)
+        self.of_kernels: Sequence[Tensor] = torch.split(self._all, rows)
         """Arguments of `StepKernel.move`, by kernel."""
         self._settings: Settings = ()
         """Settings from which `_coming` was computed."""
         self._first: Steps = np.empty(0, np.float32)
         """Counts of steps made before the first step of `_coming`."""
         self._coming: Tensor = self._all.new_empty(0)
-        """Numbers of coming steps on the device ``[steps, all]``."""
+        """Numbers of coming steps on the device ``[steps, rows, 8]``."""
         self._next = 0
         """Index of the next step in `_coming`."""
         self._shown: int | None = None
@@ -84,16 +81,8 @@ class StaticInputs:
         self._next = done
 
     def _look_ahead(self, settings: Settings, steps: Steps, count: int) -> None:
-        numbers = self._numbers(count)
-        if [own.shape[1:] for own in numbers] != self._shapes:
+        if [kernel.form for kernel in self._kernels] != self._form:
             raise Uncaptured("a schedule has changed the form of its steps")
-        coming = torch.from_numpy(np.concatenate([own.reshape(count, -1) for own in numbers], 1))
+        coming = torch.from_numpy(np.concatenate([kernel.numbers(count) for kernel in self._kernels], 1))
         self._coming = copy_to_device(coming.to(self._all.dtype), self._all.device)
         self._settings, self._first, self._shown = settings, steps, None
-
-    def _numbers(self, count: int) -> Sequence[Numbers]:
-        numbers = [kernel.numbers(count) for kernel in self._kernels]
-        present = [own for own in numbers if own is not None]
-        if len(present) < len(numbers):
-            raise Uncaptured("a schedule has changed the form of its steps")
-        return [own for of_kernel in present for own in of_kernel]

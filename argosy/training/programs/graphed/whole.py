@@ -4,7 +4,7 @@ A whole step has two parts. The host runs `Whole.begin_whole` and `Whole.finish_
 `StepKernel.note_step`. The device runs `Whole.whole_gradients` and `StepKernel.move`, which can be captured.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -42,13 +42,14 @@ class StepKernel(Protocol):
     def steps(self) -> Steps:
         """Counts of steps made, each of which a step increments; empty if `numbers` do not depend on them."""
 
-    def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the values for the next `count` steps, each ``[count, rows, numbers]``, valid as long as settings stay the same.
+    @property
+    def form(self) -> Hashable:
+        """What decides which operations make a step; a schedule may change it."""
 
-        None if a schedule has changed which operations make a step.
-        """
+    def numbers(self, count: int) -> Numbers:
+        """Return the values for the next `count` steps, ``[count, rows of numbers, 8]``, valid as long as settings stay the same."""
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
+    def move(self, gradients: Tensor, numbers: Tensor, in_branches: InBranches) -> None:
         """Make the device's part of a step along gradients ``[rows, columns]``; independent work runs `in_branches`."""
 
     def note_step(self) -> None:
