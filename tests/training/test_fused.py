@@ -297,6 +297,15 @@ def noisy(scale: float, batch: Any) -> Any:
     return batch[0] + scale * torch.randn_like(batch[0]), batch[1]
 
 
+def test_after_a_batch_without_sound_samples_kernels_go_on() -> None:
+    """No weight has a gradient then, but no optimizer skips one either: the members make no step."""
+    lives = [packs.live(packs.member(f"m{n}", optimizer=partial(Adam, lr=0.01))) for n in range(2)]
+    program = Fused.of(lives)
+    order = packs.Orders(0, {"train": packs.TRAIN, "val": packs.VAL}).epoch("train", 0)
+    packs.train(program, 1, holes=order[16:32].tolist())
+    assert len(program.kernels) == 1 and {live.steps for live in lives} == {-(-packs.TRAIN // 16) - 1}
+
+
 def test_batches_of_ones_own() -> None:
     """Members with own batches (folds, bootstraps, augmentation, broken or short batches) train as alone; one without a batch waits."""
     fields: list[dict[str, Any]] = [

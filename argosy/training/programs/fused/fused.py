@@ -115,7 +115,8 @@ class Fused(ProgramOfSeveral):
 
     def _step_apart(self, row: int, batch: Batch) -> int:
         self._solos[row].begin(batch)
-        self._steps.note_idle(row)
+        if batch.rows:  # else the member makes no step
+            self._steps.note_idle(row)
         return self._solos[row].finish()
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
