@@ -159,6 +159,40 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
     shard.release()
 
 
+class Moded(SGD):
+    """Trains three times the weights that are validated; schedule-free optimizers train other weights too."""
+
+    trains = False
+
+    def train(self, mode: bool = True) -> None:
+        if self.trains is not mode:
+            torch._foreach_mul_([weight.data for weight in self.param_groups[0]["params"]], 3.0 if mode else 1 / 3)
+        self.trains = mode
+
+    def eval(self) -> None:
+        self.train(False)
+
+
+def test_a_batch_under_way_leaves_the_weights_that_are_validated(tmp_path: Path) -> None:
+    one, arrays = member("m", batch_size=30, optimizer=partial(Moded, lr=0.1)), packs.samples()[0]
+    orders = Orders(0, {"train": len(arrays[0])})
+    live = packs.live(one)
+    shard = Shard(live, Group.form(str(tmp_path / "m"), 0, 1, on=HOST), (1.0,), number=0)
+    live.begin_epoch(orders, 0)
+    at_first = copy.deepcopy(live.model.state_dict())
+    (block, *_) = blocks(orders.epoch("train", 0), 40, arrays=arrays)
+    assert Move.BEGIN in list(steps({"m": shard}, block)) and shard.under_way
+    assert packs.difference(at_first, live.state_dict()["model"]) == 0.0
+    assert not live.optimizer.trains
+    shard.release()
+
+
+def test_a_split_member_whose_optimizer_has_modes_is_what_it_is_alone(tmp_path: Path) -> None:
+    one = member("m", batch_size=63, optimizer=partial(Moded, lr=0.01))
+    lives = split(one, (0.3, 0.7), tmp_path)
+    assert distance(lives[0], alone(one)) <= 1e-9 and same_bits(lives)
+
+
 def on_cuda(places: Any, count: int, folder: Path, on: torch.device | None = None) -> None:
     """Check that a member on this many ranks gets what it gets alone on one CUDA device."""
     one = member("m", batch_size=63, accumulate=2, optimizer=ADAMW, clip_grad_norm=0.1)

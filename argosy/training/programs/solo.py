@@ -36,6 +36,7 @@ from argosy.training.member.precision import LossScale, autocast, widen_losses
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import step_in_one_pass
+from argosy.training.optim.parameter_buffer import copy_into
 
 __all__ = ["Solo", "cross_entropy", "pair_of"]
 
@@ -103,6 +104,16 @@ class Solo:
             self.recompute(data, rows)
             return self.differentiated(data, rows, of=of)
 
+    @contextlib.contextmanager
+    def modes_kept(self) -> Iterator[None]:
+        """Leave the weights as they are validated after gradients are computed inside, because the member may be saved before it steps."""
+        weights = [*self.live.model.parameters()] if self._moded else []
+        before = [weight.detach().clone() for weight in weights]
+        yield
+        for optimizer in self._moded:
+            optimizer.eval()
+        copy_into(before, weights)  # without the rounding of the two changes
+
     def step(self) -> None:
         """Make a step as `move` does, update the average, and count the step."""
         self.move()
@@ -114,7 +125,7 @@ class Solo:
         """Step along the gradients unless they overflowed, drop them, and advance a per-step schedule."""
         live = self.live
         for optimizer in self._moded:
-            optimizer.train()  # `gradients` did not run on a device without samples of this batch
+            optimizer.train()  # a device of a split member may have no samples of this batch, or have left the mode since
         if live.loss_scale is None:
             self._move()
         else:

@@ -91,7 +91,8 @@ class Shard:
         live = self.live
         assert live.cutter is not None
         part = live.cutter.part(batch, self._low, self._high, live.cutting.order)
-        losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
+        with self._solo.modes_kept():
+            losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
         self._flat.fill(losses, part.digest)
         self._solo.drop_gradients()
         self._part_rows, self._sum = part.rows, self.group.add_up(self._flat.values)
