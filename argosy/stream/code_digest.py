@@ -48,7 +48,8 @@ class ValueDigest:
 class CodeReader:
     """Computes digests of code. Results are cached, because members share most of their code."""
 
-    VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
+    VERSION = f"2 {sys.implementation.cache_tag} torch-{torch.__version__}"
+    """Begins with the version of the text that digests are computed from."""
 
     def __init__(self, whole: Content | None = None) -> None:
         self.whole = whole

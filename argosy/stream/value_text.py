@@ -5,6 +5,7 @@ objects of installed classes. Objects without such a state, for example open fil
 """
 
 import argparse
+import bisect
 import copyreg
 import dis
 import functools
@@ -18,7 +19,7 @@ import sys
 import threading
 import types
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -69,6 +70,7 @@ CONTAINERS = (
 """Types whose subclasses hold methods and attributes besides their items."""
 MAX_PATHS = 1000
 """Most paths in one list that are checked for being files."""
+JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -303,16 +305,27 @@ class ValueText:
             self.whole.packages.add(package)
 
     def _code(self, code: types.CodeType) -> str:
-        arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-        head = (*arguments, code.co_flags, code.co_exceptiontable)
+        """Return code as text, which is the same whether the modules that it names are imported in its own file or cell, or in another."""
         instructions = list(dis.get_instructions(code))
         # From Python 3.13 on, the body of a class stores its first line number.
         lines = {n - 1 for n, i in enumerate(instructions) if i.argval == "__firstlineno__"}
-        body = (f"{i.opname} {self._argument(i)}" for n, i in enumerate(instructions) if n not in lines)
-        return "\n".join([repr(head), *body])
+        # Python calls `module.function` as a method unless it sees the import, and how far a jump goes depends on that.
+        shown = [
+            i for n, i in enumerate(instructions) if n not in lines and i.opname not in ("PUSH_NULL", "EXTENDED_ARG")
+        ]
+        place = functools.partial(bisect.bisect_left, [i.offset for i in shown])
+        arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        handlers = [
+            (place(e.start), place(e.end), place(e.target), e.depth, e.lasti)
+            for e in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+        ]
+        body = (f"{i.opname.replace('METHOD', 'ATTR')} {self._argument(i, place)}" for i in shown)
+        return "\n".join([repr((*arguments, code.co_flags, handlers)), *body])
 
-    def _argument(self, instruction: dis.Instruction) -> str:
-        return self.of(instruction.argval) if instruction.opcode in dis.hasconst else repr(instruction.argval)
+    def _argument(self, instruction: dis.Instruction, place: Callable[[int], int]) -> str:
+        if instruction.opcode in dis.hasconst:
+            return self.of(instruction.argval)
+        return repr(place(instruction.argval) if instruction.opcode in JUMPS else instruction.argval)
 
 
 def part_key(part: Part) -> Hashable:

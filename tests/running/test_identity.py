@@ -248,6 +248,37 @@ def test_a_digest_is_the_same_when_optimizers_of_the_class_were_made(
         assert [CodeReader().read(kind).digest for kind in (Own, Heir)] == unmade
 
 
+IMPORTS = "from torch import nn, optim\nimport torch.nn.functional as F\n"
+FUNCTION = """
+def used(network, x):
+    for layer in nn.ModuleList(network):
+        if F.relu(x, inplace=False).sum() > 0:
+            continue
+        try:
+            with F.lock(layer) as x:
+                F.gelu(x)
+        except ValueError:
+            break
+    return optim.SGD(network.parameters(), lr=0.1, momentum=F.relu(x))
+"""
+
+
+def used(text: str, **modules: Any) -> Any:
+    """Return the function `used` that a file or a cell of a notebook with this text defines, beside these modules."""
+    exec(text, modules)
+    return modules["used"]
+
+
+def test_a_function_has_the_same_digest_wherever_its_modules_are_imported() -> None:
+    """Calls of functions of modules have another bytecode below the imports than in another cell of a notebook, or as %autoreload compiles them."""
+    modules = {"nn": torch.nn, "optim": torch.optim, "F": torch.nn.functional}
+    below, apart = used(IMPORTS + FUNCTION), used(FUNCTION, **modules)
+    assert below.__code__.co_code != apart.__code__.co_code
+    assert CodeReader().read(below).digest == CodeReader().read(apart).digest
+    for change in (("continue", "return"), ("break", "pass"), ("lr=0.1", "lr=0.2")):
+        assert CodeReader().read(used(FUNCTION.replace(*change), **modules)).digest != CodeReader().read(apart).digest
+
+
 def test_a_function_of_a_package_may_enclose_itself() -> None:
     """A function whose closure contains itself, as `torch.jit.script_method` leaves in classes, has a digest."""
 
