@@ -319,10 +319,12 @@ class ValueText:
             (place(e.start), place(e.end), place(e.target), e.depth, e.lasti)
             for e in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         ]
-        body = (f"{i.opname.replace('METHOD', 'ATTR')} {self._argument(i, place)}" for i in shown)
+        body = (f"{i.opname.replace('METHOD', 'ATTR')} {self._argument(i, code, place)}" for i in shown)
         return "\n".join([repr((*arguments, code.co_flags, handlers)), *body])
 
-    def _argument(self, instruction: dis.Instruction, place: Callable[[int], int]) -> str:
+    def _argument(self, instruction: dis.Instruction, code: types.CodeType, place: Callable[[int], int]) -> str:
+        if instruction.opname == "KW_NAMES":  # of which dis does not show the constant
+            return self.of(code.co_consts[instruction.arg or 0])
         if instruction.opcode in dis.hasconst:
             return self.of(instruction.argval)
         return repr(place(instruction.argval) if instruction.opcode in JUMPS else instruction.argval)

@@ -275,7 +275,7 @@ def test_a_function_has_the_same_digest_wherever_its_modules_are_imported() -> N
     below, apart = used(IMPORTS + FUNCTION), used(FUNCTION, **modules)
     assert below.__code__.co_code != apart.__code__.co_code
     assert CodeReader().read(below).digest == CodeReader().read(apart).digest
-    for change in (("continue", "return"), ("break", "pass"), ("lr=0.1", "lr=0.2")):
+    for change in (("continue", "return"), ("break", "pass"), ("lr=0.1", "lr=0.2"), ("momentum=", "weight_decay=")):
         assert CodeReader().read(used(FUNCTION.replace(*change), **modules)).digest != CodeReader().read(apart).digest
 
 
