@@ -147,15 +147,15 @@ def _script() -> str:
 
 
 def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:
-    """Print the report if a script is running, and if nothing is to be printed warn of an interrupt.
+    """Print the report if a script is running, and if nothing is printed warn of an interrupt.
 
-    Interactive interpreters and notebooks display the return value themselves.
+    Interactive interpreters and notebooks display the return value themselves, unless a variable takes it.
     """
-    if quiet:
-        warn_of_interrupts(report if isinstance(report, Report) else report.run)
-    elif hasattr(sys.modules["__main__"], "__file__"):
+    if not quiet and hasattr(sys.modules["__main__"], "__file__"):
         with contextlib.suppress(DiskError):  # a full disk under the log must not lose the return value
             print_output(f"{report}")
+    else:
+        warn_of_interrupts(report if isinstance(report, Report) else report.run)
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,9 @@ def interrupting(batch: Any) -> Any:
     return batch
 
 
-def test_a_quiet_run_that_a_signal_pauses_warns_since_its_report_is_not_printed(tmp_path: Path) -> None:
+def test_a_run_that_a_signal_pauses_warns_if_its_report_is_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         with pytest.warns(
@@ -87,6 +90,9 @@ def test_a_quiet_run_that_a_signal_pauses_warns_since_its_report_is_not_printed(
         ):
             report = train(tmp_path / "run", [studies.member(augment=interrupting)], epochs=99, quiet=True)
         loud = train(tmp_path / "other", [studies.member(augment=interrupting)], epochs=99)
+        monkeypatch.delattr(sys.modules["__main__"], "__file__")  # as in a notebook, of which further cells run
+        with pytest.warns(UserWarning, match="cell is paused: SIGUSR1"):
+            train(tmp_path / "cell", [studies.member(augment=interrupting)], epochs=99)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert report.status == loud.status == "paused"
