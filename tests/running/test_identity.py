@@ -21,6 +21,7 @@ from torch.utils.data import Subset
 import argosy
 from argosy.errors import MemberFailed, RunError, StudyError
 from argosy.protocol.events import MemberStarted, Proposed, SearchBegan
+from argosy.readings import is_own_module
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
 from argosy.stream.code_digest import CodeReader
@@ -277,6 +278,14 @@ def test_a_function_has_the_same_digest_wherever_its_modules_are_imported() -> N
     assert CodeReader().read(below).digest == CodeReader().read(apart).digest
     for change in (("continue", "return"), ("break", "pass"), ("lr=0.1", "lr=0.2"), ("momentum=", "weight_decay=")):
         assert CodeReader().read(used(FUNCTION.replace(*change), **modules)).digest != CodeReader().read(apart).digest
+
+
+def test_functions_of_a_script_count_where_a_package_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a worker of joblib or submitit, and under ``python -m cProfile``, the file of ``__main__`` is theirs."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", torch.__file__, raising=False)
+    is_own_module.cache_clear()
+    one, other = (used(FUNCTION.replace("lr=0.1", lr), __name__="__main__") for lr in ("lr=0.1", "lr=0.2"))
+    assert CodeReader().read(one).digest != CodeReader().read(other).digest
 
 
 def test_a_function_of_a_package_may_enclose_itself() -> None:
