@@ -143,7 +143,7 @@ def _script() -> str:
     """Return the name of the script, or ``argosy`` if there is none, as in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(file or "argosy")
-    return path.resolve().parent.name if path.stem == "__main__" else path.stem
+    return path.resolve().parent.name if path.stem == "__main__" else path.stem.strip("<>")  # such as <stdin>
 
 
 def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:

@@ -236,7 +236,8 @@ def is_own(value: Any) -> bool:
 def is_own_module(name: str | None) -> bool:
     """Return whether a module is the user's (a file, script or notebook), not part of Python, an installed package or Argosy."""
     name = name or ""
-    if name == "__main__":  # which has a package's file where that calls the script, as joblib, submitit and cProfile do
+    # Of `__main__` the file may be a package's that calls the script, as joblib, submitit and cProfile do.
+    if name == "__main__":
         return True
     package = name.partition(".")[0]
     file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)

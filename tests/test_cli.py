@@ -20,6 +20,7 @@ import studies
 import torch
 from disks import fill_up
 
+from argosy.api import train
 from argosy.cli import app as cli
 from argosy.disk.files import sha256_of
 
@@ -374,6 +375,17 @@ def test_functions_of_a_notebook_travel(tmp_path: Path) -> None:
         + "print(argosy.train(study, directory='run', quiet=True).status)\n"
     )
     assert run_script(tmp_path, text, stdin=True).split() == ["done"]
+
+
+def test_the_default_directory_of_a_program_on_the_standard_input_has_a_name_that_shells_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)  # as `python -` sets it
+    monkeypatch.chdir(tmp_path)
+    assert (
+        train(studies.study(90, fleet=[studies.member()], epochs=1), launcher="inline", quiet=True).directory
+        == tmp_path / "runs" / "stdin"
+    )
 
 
 def test_a_module_beside_the_study_file_is_found(folder: Path) -> None:
