@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -66,8 +67,8 @@ class Notebook(Watching):
         self.refresh(phase, self._show)
 
     def end(self) -> None:
-        """Show the last state."""
-        self._show(self.screen(Phase.OVER))
+        """Show the last state, which stays in the notebook."""
+        self._show(replace(self.screen(Phase.OVER), phase="over", seconds_left=None))
 
     def _show(self, screen: Screen) -> None:
         lines = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)

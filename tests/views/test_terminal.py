@@ -170,6 +170,8 @@ def test_a_notebook_has_one_output_that_changes(tmp_path: Path) -> None:
     assert shown[0] == ""
     assert '<progress max="1" value="0.4' in shown[1]
     assert "failed: ValueError: &lt;b&gt;" in shown[-1]
+    assert " left; " in shown[1]
+    assert "</progress> Over: 47% of all epochs (16 of 34); 4 members: " in shown[-1]
 
 
 @pytest.mark.parametrize(("shell", "notebook"), [({"kernel": 1}, True), ({}, False)])
