@@ -53,8 +53,8 @@ def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
         named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
         raise StudyError(
             f"{named}: not the same in all processes of the run, because each process imports modules itself. If a "
-            "file was changed since the run began, restore it, or end the run and run its command again. If the "
-            "script sets it, set it in the module, or bind it to the function that reads it: "
+            "file was changed since the run or a notebook's kernel began, restore it, or start the run or the kernel "
+            "again. If the script sets it, set it in the module, or bind it to the function that reads it: "
             "functools.partial(loss, scale=2.0)."
         )
 
