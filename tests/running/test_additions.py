@@ -284,6 +284,7 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     code, out, _ = argosy_command("add", where, str(file), "--json")
     assert (code, json.loads(out)["refused"]) == (2, True)
     assert "SyntaxError" in json.loads(out)["answer"]
+    assert f'{file} cannot be read:\n  File "{file}", line 1' in json.loads(out)["answer"]
     text = (
         HEAD
         + "import beside_it\nstudy = studies.study(fleet=[studies.member('late', model=beside_it.Mlp)], epochs=1)\n"

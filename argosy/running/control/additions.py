@@ -74,7 +74,8 @@ class Additions:
         run, copy = self.run, self._copies.pop(file)
         try:
             if rehearsed.problem:
-                raise StudyError(rehearsed.problem)
+                # The user knows their file, not its copy.
+                raise StudyError(rehearsed.problem.replace(str(copy.path), run.commands[file]["study"]))
             _check_modules(copy.folder, rehearsed.modules)  # before the file is executed in this process
             study = load_copy(copy)
             self._check_same(study, rehearsed.fingerprints)
