@@ -356,7 +356,11 @@ def _launcher(
 
         launcher = Inline()
     with contextlib.closing(launcher):
-        yield launcher
+        try:
+            yield launcher
+        except KeyboardInterrupt as interrupt:  # Typer ends without a word
+            console(stderr=True).print(str(interrupt), style="red", soft_wrap=True)
+            raise
 
 
 def _directory(given: Path | None, file: Path) -> Path:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import evidence
+import living
 import pytest
 import studies
 import torch
@@ -13,7 +14,11 @@ from family import Run, faultless, repeats_at_most_one_interval, unsure
 
 import argosy
 from argosy.errors import CheckpointError
+from argosy.running.control.driver import INTERRUPTED_AGAIN
+from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import Silent
 from argosy.training.member import checkpoint
 
 
@@ -72,6 +77,25 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGINT)
     assert run.end(20) != 0
     assert run.left() == []
+    assert run.errors.endswith(f"KeyboardInterrupt: {INTERRUPTED_AGAIN}\n")
+    assert argosy.load(tmp_path).reason == INTERRUPTED_AGAIN
+
+
+def test_members_that_are_saved_before_the_end_are_not_said_to_be_saved_after_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
+    shown: list[Phase] = []
+
+    class Stopping(Silent):
+        def tick(self, phase: Phase) -> None:
+            if phase is Phase.TRAINING and phase not in shown:
+                inbox.write_command(tmp_path, {"command": "stop"})
+            shown.append(phase)
+
+    study = studies.study(90, fleet=[studies.member(augment=studies.dawdle)], epochs=90)
+    living.run(study, tmp_path, view=Stopping())
+    assert Phase.ENDING in shown and Phase.REGROUPING not in shown
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, uninterrupted: dict[str, object]) -> None:

@@ -74,10 +74,14 @@ from argosy.study import sharing_warnings
 from argosy.training.choice.measure import UNMOVED
 from argosy.training.choice.unsaved import LOADED, TOGETHER, VALIDATING
 
-__all__ = ["Driver", "drive"]
+__all__ = ["INTERRUPTED_AGAIN", "Driver", "drive"]
 
 TICK_SECONDS = 0.2
 """Longest time that a round waits for messages; requests and signals are handled as often."""
+INTERRUPTED_AGAIN = (
+    "interrupted again before every member was saved; the same command resumes the run from the latest checkpoints"
+)
+"""What a second Ctrl-C says."""
 FAREWELL_SECONDS = 3.0
 """Seconds that workers have at the end to send their last messages."""
 POLL_SECONDS = 0.5
@@ -154,7 +158,8 @@ class Driver(ActingPart):
             self.meter.poll()
         self.carry_out.record(*run.choices.take_answers())
         run.journal.commit_due()
-        run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
+        recovers = self.legs.regrouping and run.phase is not Phase.ENDING
+        run.view.tick(Phase.REGROUPING if recovers else run.phase)
 
     def advance(self) -> None:
         """Select the ensemble, then advance everything that can: resting members, joining members and nodes, legs, and new legs for waiting members."""
@@ -402,6 +407,8 @@ def drive(
                     driver.stop_workers()
             reason = run.pause_reason or "" if status == "paused" else ""
         except BaseException as error:  # also where the workers end, after `drive` has returned another status
+            if isinstance(error, KeyboardInterrupt):
+                error.args = (INTERRUPTED_AGAIN,)
             status, reason = "failed", str(error)
             raise
         finally:
