@@ -116,6 +116,7 @@ def test_a_run_that_continues_with_other_numerics_is_told(tmp_path: Path) -> Non
         train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(4)))
     with pytest.warns(UserWarning, match=told.format("exact", "equivalent", "equivalent")):
         train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)), numerics="exact")
+    train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)))  # has nothing to continue, so it does not warn
 
 
 def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(

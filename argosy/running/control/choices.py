@@ -32,7 +32,7 @@ from argosy.running.directory.journal import read_journal
 from argosy.settings import Settings
 from argosy.version import __version__
 
-__all__ = ["Choices"]
+__all__ = ["Choices", "warn_of_other_bits"]
 
 DECIDING = ("threads", "numerics", "packing", "compile")
 """Settings on which choices and bits depend."""
@@ -73,15 +73,7 @@ class Choices:
 
     @classmethod
     def of(cls, settings: Settings, cluster: Cluster, own: RunState, work_of: Callable[[str], str]) -> "Choices":
-        """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits.
-
-        Warns if they change the bits of a run that has begun.
-        """
-        for name, earlier in _differences(settings, own):
-            warn_caller(
-                f"{name} is {getattr(settings, name)!r}, but the run last trained with {earlier!r}, and its steps round differently. To "
-                f"continue it bit for bit, set {name}={earlier!r}."
-            )
+        """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits."""
         if settings.like is None:
             return cls(settings, cluster, own, None, work_of)
         like = RunState.of(read_journal(user_path(settings.like)))
@@ -157,6 +149,15 @@ def _differences(settings: Settings, run: RunState) -> Iterator[tuple[str, Any]]
     """Return the name and the earlier value of each deciding setting that the last driver of a run had otherwise."""
     earlier = {} if run.started is None else run.started.settings
     return ((name, earlier[name]) for name in DECIDING if name in earlier and earlier[name] != getattr(settings, name))
+
+
+def warn_of_other_bits(settings: Settings, state: RunState) -> None:
+    """Warn if these settings change the bits of a run that has begun."""
+    for name, earlier in _differences(settings, state):
+        warn_caller(
+            f"{name} is {getattr(settings, name)!r}, but the run last trained with {earlier!r}, and its steps round differently. To "
+            f"continue it bit for bit, set {name}={earlier!r}."
+        )
 
 
 class RepeatingPolicy:

@@ -50,6 +50,7 @@ from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.barriers import Barriers
 from argosy.running.control.carry_out import ActingPart, CarryOut
+from argosy.running.control.choices import warn_of_other_bits
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.measurements import Measurements
@@ -125,6 +126,7 @@ class Driver(ActingPart):
             run.identity.update_left_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
+        warn_of_other_bits(run.settings, self.state)
         self.pool.start()
         # The costs of resting members have to be known too: a judge may call them in the middle of the stream.
         run.cost_table.request_costs(map(run.study.member, run.positions.unfinished()))
