@@ -140,8 +140,8 @@ def _open_journal(path: Path) -> optuna.storages.JournalStorage:
 
 
 def _contradicts(there: optuna.trial.FrozenTrial, here: optuna.trial.FrozenTrial) -> bool:
-    """Return whether the stored trial can no longer become `here`."""
-    if there.params != here.params:
+    """Return whether the stored trial can no longer become `here`; a database refuses one parameter with two lists of choices."""
+    if (there.params, there.distributions) != (here.params, here.distributions):
         return True
     return there.state.is_finished() and _final_state(there) != _final_state(here)
 
