@@ -56,9 +56,18 @@ class StorageMirror:
         self._writer = threading.Thread(target=self._write_news, name="optuna-storage", daemon=True)
         self._failure: Exception | None = None
 
-    def settle(self, trials: list[optuna.trial.FrozenTrial]) -> None:
-        """Make the storage contain exactly these trials, and start the writer thread."""
+    def settle(self, trials: list[optuna.trial.FrozenTrial]) -> list[str]:
+        """Make the storage contain exactly these trials, and start the writer thread.
+
+        Returns how the distributions of the latest trial that was stored have changed since.
+        """
         stored = self.study.get_trials(deepcopy=False)
+        changes = [
+            f"{name} was {there.distributions[name]}, is now {now}"
+            for there, here in [*zip(stored, trials, strict=False)][-1:]
+            for name, now in here.distributions.items()
+            if there.distributions.get(name, now) != now
+        ]
         if any(map(_contradicts, stored, trials)) or len(stored) > len(trials):
             optuna.delete_study(study_name=self.name, storage=self.storage)
             self.study, stored = self._open(), []
@@ -70,6 +79,7 @@ class StorageMirror:
             if not (trial.number < len(stored) and stored[trial.number].state.is_finished()):
                 self._write(trial)
         self._writer.start()
+        return changes
 
     def show(self, trials: list[optuna.trial.FrozenTrial]) -> None:
         """Queue trials with new results for writing."""

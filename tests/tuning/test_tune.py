@@ -319,6 +319,18 @@ def test_a_grid_that_has_grown_trains_what_it_lacks(tmp_path: Path) -> None:
     assert report.epochs == 6
 
 
+def test_a_search_that_draws_from_another_space_from_now_on_says_so_once(tmp_path: Path) -> None:
+    wider = {**SPACE, "lr": FloatDistribution(1e-3, 2.0, log=True)}
+    rest = {"scheduler": "random", "max_epochs": 1}
+    tune(tmp_path, n_trials=1, **rest)
+    with pytest.warns(
+        UserWarning, match=r"^the space has changed: lr was Float.*high=1.0.*, is now .*high=2.0.*Earlier"
+    ):
+        report = tune(tmp_path, n_trials=2, space=wider, **rest)
+    assert report.study.trials[0].distributions == report.study.trials[1].distributions == wider
+    tune(tmp_path, n_trials=3, space=wider, **rest)
+
+
 def test_what_is_enqueued_later_is_next_and_once(tmp_path: Path) -> None:
     rest = {"scheduler": "random", "max_epochs": 1}
     known = [{"lr": 0.05}, {"lr": 0.06, "batch_size": 8}]

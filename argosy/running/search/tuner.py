@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import StudyError
+from argosy.errors.warned import warn_caller
 from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.results.fold import FINAL_STATUSES, RunState
 from argosy.running.control.clone import link_checkpoint, newest_checkpoint
@@ -196,7 +197,12 @@ class Tuner:
         trials = {name: one for name, one in state.members.items() if name in job.study.names}
         Identity(job.directory, trials, job.process_state, of_search=True).check(job.study)
         findings = self.found(state)
-        self.show(job.directory, store)
+        changes = self.show(job.directory, store)
+        if changes and self.sampling.points is None:  # a grid goes on with the points that it lacks
+            warn_caller(
+                f"the space has changed: {'; '.join(changes)}. Earlier trials of this directory stay as they are, and further ones "
+                "are drawn from the space as it is now."
+            )
         for new in brought:
             if new.cloned is not None:
                 link_checkpoint(job.directory, new.cloned)
@@ -205,11 +211,12 @@ class Tuner:
             state.apply(event)
         journal.commit()
 
-    def show(self, directory: Path, store: Store) -> None:
-        """Copy the search to Optuna's storage, and keep the copy up to date from now on."""
+    def show(self, directory: Path, store: Store) -> list[str]:
+        """Copy the search to Optuna's storage, and keep the copy up to date from now on; returns how the space differs from that of the copy."""
         self.copy = StorageMirror(directory, store, modes=self.sampling.modes)
-        self.copy.settle(self.sampling.frozen_trials())
+        changes = self.copy.settle(self.sampling.frozen_trials())
         self.sampling.changed.clear()
+        return changes
 
     def leave(self, state: RunState) -> None:
         """Write the last results of the run to the storage; raises RunError if that fails."""
