@@ -126,6 +126,20 @@ class Letters(nn.Linear):
         return super().forward(x).view(len(x), 2, 5)
 
 
+class LockedCount:
+    """A metric that counts samples under a lock."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = threading.Lock(), 0
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        with self.lock:
+            self.count += len(target)
+
+    def compute(self) -> int:
+        return self.count
+
+
 GENERATOR = np.random.default_rng(0)
 
 
@@ -233,6 +247,7 @@ CASES = {
         devices="cpu:1",
     ),
     "a metric without arguments that is not a factory": lambda: tried(metrics={"f1": lambda: 3}),
+    "a metric that holds a lock": lambda: tried(metrics={"count": LockedCount()}),
     "a whole-set metric over outputs of varying length": lambda: texts.tagged(
         Path("runs/x"), metrics={"f1": lambda output, target: 1.0}
     ),

@@ -1,6 +1,7 @@
 """Tests that a metric's value does not depend on batches, blocks, sections or the device."""
 
 import math
+import threading
 import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ import argosy
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.training.device.devices import open_backend
-from argosy.training.member.validation import Validation
+from argosy.training.member.validation import Validation, new_state
 
 OUTPUTS = torch.randn(41, 10, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(41) ** 2 % 10
@@ -292,6 +293,15 @@ def killed(directory: Path, at: int) -> dict[str, Any]:
     study = studies.study(fleet=fleet, validations_per_epoch=2)
     argosy.train(study, directory=directory, launcher="inline", block_size=16, checkpoint_seconds=1e-9)
     return evidence.results(directory)
+
+
+def test_a_metric_that_no_validation_can_copy_is_one_sentence() -> None:
+    metric = MacroF1()
+    metric.lock = threading.Lock()
+    with pytest.raises(
+        StudyError, match=r"class MacroF1, cannot be copied \(cannot pickle .*lock.*Pass a class or a func"
+    ):
+        new_state(metric)
 
 
 def test_a_validation_that_was_interrupted_begins_anew(tmp_path: Path) -> None:

@@ -290,7 +290,15 @@ def is_state(metric: Any) -> TypeGuard[MetricState]:
 
 def new_state(metric: Any) -> Any:
     """Return what one validation updates: a copy of a metric that is an object, or what a metric that makes such objects returns."""
-    return copy.deepcopy(metric) if is_state(metric) else metric()
+    if not is_state(metric):
+        return metric()
+    try:
+        return copy.deepcopy(metric)
+    except TypeError as error:
+        raise StudyError(
+            f"a metric, of class {type(metric).__name__}, cannot be copied ({error}), but each validation begins with a copy. Pass "
+            "a class or a function that makes it, or define __deepcopy__ on it."
+        ) from error
 
 
 def makes_states(metric: Any) -> bool:
