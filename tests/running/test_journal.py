@@ -1,15 +1,17 @@
 """Tests that journal events are on disk before anything acts on them, and that other events cause no flush of their own."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from argosy.protocol.events import Fed, MemberEnded
+from argosy.protocol.events import Fed, MemberEnded, RunStarted
 from argosy.running.directory import journal
-from argosy.running.directory.journal import Journal, read_journal
+from argosy.running.directory.journal import Journal, read_journal, timeline
 
 FED = Fed(leg=1, split="train", epoch=0, section=0, samples=64)
+STARTED = RunStarted(host="", pid=1, versions={}, settings={}, lengths={"train": 64})
 ENDED = MemberEnded(member="a", status="done", reason="")
 
 
@@ -36,3 +38,17 @@ def test_notes_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         record.append(FED)
         record.commit_due()
     assert read_journal(tmp_path) == [FED]
+
+
+@pytest.mark.parametrize("change", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_no_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: float
+) -> None:
+    with Journal(tmp_path / "journal.jsonl") as record:
+        record.append(STARTED)
+        monkeypatch.setattr(time, "time", lambda there=time.time: there() + change)
+        time.sleep(0.01)
+        record.append(ENDED)
+        record.commit()
+    seconds = [seconds for seconds, _ in timeline(tmp_path)]
+    assert 0.01 <= seconds[1] < 10

@@ -44,6 +44,8 @@ class Journal:
         self._lines: list[str] = []
         self._due = 0.0
         """Time by which the lines must be on the disk."""
+        self._offset = time.time() - time.monotonic()
+        """The differences of times of one driver are durations, also if the clock is set meanwhile."""
 
     def __enter__(self) -> "Journal":
         """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
@@ -58,7 +60,7 @@ class Journal:
         """Add the event as a line, kept until `commit`."""
         due = time.monotonic() + (NOTE_SECONDS if isinstance(event, DEFERRED_EVENTS) else 0.0)
         self._due = min(self._due, due) if self._lines else due
-        self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
+        self._lines.append(json.dumps({**to_line(event), "at": round(self._offset + time.monotonic(), 3)}))
 
     def commit_due(self) -> None:
         """Commit, unless all waiting lines are recent notes."""
