@@ -520,6 +520,17 @@ def test_a_member_that_failed_may_be_mended(tmp_path: Path) -> None:
         assert train(asked(augment=studies.dawdle, hidden=24), tmp_path).member("good").status == "done"
 
 
+def test_a_member_that_diverged_at_once_does_not_seem_to_diverge_with_other_settings(tmp_path: Path) -> None:
+    def asked(lr: float) -> argosy.Study:
+        return studies.study(60, val=9, fleet=[studies.member("good"), studies.member("wild", lr=lr)], epochs=1)
+
+    with pytest.warns(MemberFailed, match="'wild' diverged"):
+        assert not train(asked(1e30), tmp_path).member("wild").epochs
+    with pytest.raises(RunError, match=r"'wild', optimizer.lr: was 1e\+30, is now 0\.01\n(.|\n)*fresh=\['wild'\]"):
+        train(asked(0.01), tmp_path)
+    assert train(asked(0.01), tmp_path, fresh="wild").member("wild").status == "done"
+
+
 def test_a_search_that_is_refused_journals_nothing_of_it(tmp_path: Path) -> None:
     space = {"lr": CategoricalDistribution([0.1])}
     search = partial(argosy.tune, space=space, data=studies.study(val=0).data, max_epochs=1, scheduler="random")

@@ -55,7 +55,9 @@ class Identity:
         self.state = state
         self._of_search = of_search
         """Whether members are trials; users do not choose the names of these."""
-        self._begun = {name for name, state in members.items() if state.sections or state.saved}
+        self._begun = {
+            name for name, state in members.items() if state.sections or state.saved or state.status == "diverged"
+        }
         """Members that have trained. Others may change in any way."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
         """Members that failed; their code may have been fixed."""
