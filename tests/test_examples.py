@@ -126,6 +126,11 @@ def test_pictures_have_boxes(play: Callable[..., list[str]]) -> None:
     assert numbers(line)[0] < 3
 
 
+def test_graphs_have_their_own_numbers_of_nodes(play: Callable[..., list[str]]) -> None:
+    (line,) = play("graphs.py")
+    assert numbers(line)[-1] > 90
+
+
 def test_a_stream_is_a_sweep(play: Callable[..., list[str]]) -> None:
     (line,) = play("streaming.py")
     assert line.startswith("best: linear-lr=0.1")
@@ -246,6 +251,6 @@ def test_stories_are_as_long_as_the_recipes_say() -> None:
     assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
         name: length(EXAMPLES / name) for name, _, _ in rows
     }
-    assert len(rows) == 22
+    assert len(rows) == 23
     assert all(length(EXAMPLES / f"{name}.py")[0] <= 40 for name in DATA)
     assert length(EXAMPLES / "ensemble.py")[1] <= 12

@@ -234,7 +234,8 @@ def _tensor(leaf: Any) -> torch.Tensor:
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
     raise UnfitSample(
         f"contains {leaf!r:.60} of type {_kind(leaf)}; a sample may contain only tensors, arrays and numbers. "
-        "Convert it in the dataset (a word to its number, an image to an array), or remove it there."
+        "Convert it in the dataset (a word to its number, an image to an array, a graph to its nodes and edges), or "
+        "remove it there."
     )
 
 
