@@ -145,7 +145,7 @@ class Block:
     sound: npt.NDArray[np.bool_]
     """Whether each row holds a sample; False marks the hole of a sample that raised."""
     labels: Indices | None = None
-    """Class numbers of the rows, in host memory. Set for a copy whose samples are pairs with class numbers second."""
+    """Class numbers of the rows, in host memory, once it is on the device; None if samples are no pairs with class numbers second."""
     fixed: bool = False
     """Whether its rows depend on their indices alone, so are the same in every epoch."""
     marks: tuple[ShardMark, ...] = ()
@@ -178,9 +178,10 @@ class Block:
 
     def with_copies(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
         """Return the block with these copies of its leaves, independent of its original memory."""
-        return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
+        return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self.class_numbers())
 
-    def _labels(self) -> Indices | None:
+    def class_numbers(self) -> Indices | None:
+        """Return the class numbers of the rows, in memory of their own; None if samples are no pairs with a class number second."""
         sample = unflatten(list(self.leaves), self.tree)
         target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
         if not isinstance(target, torch.Tensor) or target.dim() != 1 or target.dtype not in (torch.int64, torch.uint8):

@@ -338,6 +338,25 @@ def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:
     assert "StudyError: member 'mlp': a target has label -1, but its network has 10 outputs" in report.rows[0].reason
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_sample_without_a_label_that_comes_late_is_refused_on_any_device(tmp_path: Path, split: str) -> None:
+    inputs, labels = torch.randn(320, 12, generator=torch.Generator().manual_seed(0)), torch.arange(320) % 10
+    late = labels.index_fill(0, torch.tensor(int(permutation(0, 0, 320)[-1])), -100)
+    data = argosy.Data(
+        arrays=(inputs, late if split == "train" else labels), val_arrays=(inputs, late if split == "val" else labels)
+    )
+    linear = partial(studies.member, model=partial(nn.Linear, 12, 10), metrics={}, batch_size=8)
+    with pytest.warns(MemberFailed, match="'meets_it' failed"):
+        report = argosy.train(
+            studies.study(data=data, fleet=[linear("meets_it"), linear("mean", loss=nn.CrossEntropyLoss())], epochs=1),
+            directory=tmp_path,
+            launcher="inline",
+            block_size=64,
+        )
+    assert "1 of 64 samples have the label -100" in report.member("meets_it").reason
+    assert report.member("mean").status == "done"
+
+
 def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> None:
     study = studies.study(170, fleet=[studies.member(batch_size=22, accumulate=7)])
     with pytest.raises(PlanError, match="some of the 7 micro-batches of a batch of 16 would hold 1 sample"):

@@ -110,6 +110,7 @@ class DeviceCopies:
         self._memory = [memory for memory in self._memory if memory() is not None]
         if self._memory or block.place.split not in self._shown:
             block = block.private()
+        block.labels = block.class_numbers()
         self._shown.add(block.place.split)
         self._memory += [weakref.ref(leaf.untyped_storage()) for leaf in block.leaves]
         return block

@@ -1,7 +1,8 @@
-"""Checks the labels of a block on the host, against the networks' number of outputs, before an accelerator uses them.
+"""Checks the labels of a block on the host, against the networks' number of outputs, before a device uses them.
 
-A label without an output fails an assertion in a kernel, after which the process can no longer use the device. Only class numbers that
-come with a block are checked, not those of members that augment them or have their own step.
+On an accelerator a label without an output fails an assertion in a kernel, after which the process can no longer use the device. On any
+device a sample without a label would count with a loss of 0. Only class numbers that come with a block are checked, not those of members
+that augment them or have their own step.
 """
 
 from collections.abc import Mapping, Sequence
