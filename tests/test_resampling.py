@@ -78,6 +78,11 @@ def test_folds_that_are_neither_a_number_nor_pairs_are_not_called_pairs(folds: A
         argosy.kfold(studies.member("a"), folds, samples=60)
 
 
+def test_a_fold_without_samples_is_not_told_to_take_all() -> None:
+    with pytest.raises(StudyError, match=r"validation is empty\. Pass the indices of at least one sample\.$"):
+        argosy.kfold(studies.member("a"), [([0, 1], [2]), ([0, 1, 2], [])])
+
+
 @pytest.mark.parametrize(
     "members",
     [argosy.kfold(studies.member("a"), 4, samples=4000), argosy.bootstrap(studies.member("a"), 4, samples=4000)],

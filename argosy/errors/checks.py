@@ -181,7 +181,7 @@ def check_indices(what: str, subset: Any) -> None:
     if len(shape) != 1:
         raise StudyError(f"{what} has shape {shape}; indices must be one-dimensional. Flatten it.")
     if not len(subset):
-        raise StudyError(f"{what} is empty. Pass the indices of at least one sample, or None for all.")
+        raise StudyError(f"{what} is empty. Pass the indices of at least one sample.")
     kinds = [str(subset.dtype).removeprefix("torch.")] if hasattr(subset, "dtype") else _kinds(subset)
     if any(kind.startswith("bool") for kind in kinds):
         raise StudyError(
