@@ -64,6 +64,7 @@ class Bagged(BaseEstimator):
         """Return a table, its targets and its weights, without rows of weight 0. Raises scikit-learn's errors and StudyError."""
         check_unmasked(f"{self._name}: X", X)
         check_unmasked(f"{self._name}: y", y)
+        vars(self).pop("ensemble_", None)  # if `fit` fails, classes and columns are not an earlier ensemble's
         if is_table(X):
             y = validate_data(self, X="no_validation", y=y, **targets)
             validate_data(self, X, skip_check_array=True, y=y)
@@ -107,7 +108,7 @@ class Bagged(BaseEstimator):
 
     def _predict_rows(self, X: Any) -> npt.NDArray[np.float64]:
         """Return the ensemble's prediction for each row."""
-        check_is_fitted(self)
+        check_is_fitted(self, "ensemble_")
         check_unmasked(f"{self._name}: X", X)
         if is_table(X):
             validate_data(self, X, reset=False, skip_check_array=True)

@@ -20,6 +20,7 @@ from disks import fill_up
 from pandas import NA, ArrowDtype, Categorical, CategoricalDtype, DataFrame, Series, cut
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -113,6 +114,15 @@ def test_one_seed_gives_one_ensemble_and_a_copy_of_it_needs_no_directory(
         assert np.array_equal(probabilities, same.predict_proba(X))
     assert not hasattr(clone(one), "ensemble_")
     assert set(one.predict(X)) <= {"yes", "no"}
+
+
+@pytest.mark.parametrize("kind", [argosy.Classifier, argosy.Regressor])
+def test_a_fit_that_fails_leaves_nothing_of_an_earlier_one(kind: type) -> None:
+    found = kind(TINY, folds=2, random_state=0).fit(X, [0, 1] * 60)
+    with pytest.raises(StudyError, match="members is an empty list"):
+        found.set_params(members=[]).fit(X, [2, 3] * 60)
+    with pytest.raises(NotFittedError):
+        found.predict(X)
 
 
 def test_memory_without_room_is_not_written_into(monkeypatch: pytest.MonkeyPatch, small_disk: Path) -> None:
