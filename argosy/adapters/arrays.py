@@ -2,7 +2,7 @@
 
 import numbers
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.api import train
-from argosy.data.tables import names_of
+from argosy.data.tables import check_same_columns, names_of
 from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked, describe_value
@@ -25,9 +25,6 @@ from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 
 __all__ = ["Fitted", "fit"]
-
-MOST_NAMED = 10
-"""Most columns that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +75,7 @@ class Fitted:
                     stacklevel=4,
                 )
             return
-        if list(fitted_names) == list(new_names):
-            return
-        unseen, missing = (
-            [name for name in new_names if name not in fitted_names],
-            [name for name in fitted_names if name not in new_names],
-        )
-        differences = [
-            f"{what} {_format_names(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
-        ] or [f"in a different order, {_format_names(new_names)}"]
-        raise StudyError(
-            f"X has different columns from the X of argosy.fit: {'; '.join(differences)}. Pass the same columns in "
-            f"the same order, X[fitted.feature_names_in_]: {_format_names(fitted_names)}."
-        )
+        check_same_columns(new_names, fitted_names, "argosy.fit", "X[fitted.feature_names_in_]")
 
 
 @known_keywords("argosy.fit", train)
@@ -200,11 +185,6 @@ def _names(X: Any) -> npt.NDArray[Any] | None:
     array = np.empty(len(names), object)
     array[:] = names
     return array
-
-
-def _format_names(names: Iterable[Any]) -> str:
-    texts = list(map(repr, names))
-    return ", ".join(texts[:MOST_NAMED]) + (f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else "")
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:

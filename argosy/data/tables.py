@@ -23,14 +23,14 @@ from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
 
-__all__ = ["Table", "columns", "table", "kind_of_texts", "names_of"]
+__all__ = ["Table", "check_same_columns", "columns", "table", "kind_of_texts", "names_of"]
 
 Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
 """Most different words in a column; a column with more holds names or texts, which differ in nearly every row."""
 MOST_NAMED = 10
-"""Most columns without values that an error names."""
+"""Most columns that an error names."""
 MISSING_MARKS = {
     *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
@@ -196,6 +196,25 @@ def names_of(table: Any) -> list[Any] | None:
         return list(table.column_names)
     names = table if isinstance(table, Mapping) else getattr(table, "columns", None)
     return None if names is None else list(names)
+
+
+def check_same_columns(names: Sequence[Any], wanted: Sequence[Any], what: str, choose: str) -> None:
+    """Raise StudyError if a table to predict has other columns than the table of `what`, or in another order; `choose` is code that fixes the order."""
+    if list(names) == list(wanted):
+        return
+    unseen, missing = [name for name in names if name not in wanted], [name for name in wanted if name not in names]
+    differences = [
+        f"{word} {_format_names(some)}" for word, some in (("new", unseen), ("missing", missing)) if some
+    ] or [f"in a different order, {_format_names(names)}"]
+    raise StudyError(
+        f"X has different columns from the X of {what}: {'; '.join(differences)}. Pass the same columns in "
+        f"the same order, {choose}: {_format_names(wanted)}."
+    )
+
+
+def _format_names(names: Iterable[Any]) -> str:
+    texts = list(map(repr, names))
+    return ", ".join(texts[:MOST_NAMED]) + (f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else "")
 
 
 def _names(source: Any) -> list[Any]:

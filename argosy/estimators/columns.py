@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from argosy.data.tables import kind_of_texts, names_of
+from argosy.data.tables import check_same_columns, kind_of_texts, names_of
 from argosy.errors import StudyError
 from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.warned import warn_caller
@@ -32,6 +32,8 @@ def is_table(X: Any) -> bool:
 class Columns:
     """The columns of the table that an estimator was fitted to."""
 
+    names: tuple[Any, ...] | None
+    """Their names; None for an array. Scikit-learn compares names only if all of them are strings."""
     words: tuple[tuple[str, ...] | None, ...]
     """By column its words in order, of which the first has code 1; None for a column of numbers, and none for one without any value."""
     gaps: tuple[bool, ...]
@@ -43,11 +45,14 @@ class Columns:
         columns = _columns(X)
         words = tuple(map(_words, columns))
         gaps = tuple(one is None and bool(np.isnan(column).any()) for one, column in zip(words, columns, strict=True))
-        return cls(words=words, gaps=gaps)
+        return cls(names=tuple(_names(X)) if is_table(X) else None, words=words, gaps=gaps)
 
     def rows(self, X: Any) -> Rows:
         """Return the rows of a table with these columns; warns of columns of words without a known one."""
-        names, columns = _names(X), _columns(X, self.words)
+        names = _names(X)
+        if self.names is not None and is_table(X):
+            check_same_columns(names, self.names, "fit", "X[list(estimator.columns_.names)]")
+        columns = _columns(X, self.words)
         codes = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
         unknown = [repr(name) for name, *column in zip(names, columns, codes, strict=True) if _is_unknown(*column)]
         if unknown:

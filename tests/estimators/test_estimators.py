@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from disks import fill_up
-from pandas import NA, ArrowDtype, Categorical, CategoricalDtype, DataFrame, Series, cut
+from pandas import NA, ArrowDtype, Categorical, CategoricalDtype, DataFrame, MultiIndex, Series, cut
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.exceptions import NotFittedError
@@ -227,6 +227,16 @@ def test_values_that_differ_by_rounding_are_scaled() -> None:
     scaled = TablePreparation(Columns.of(column), column, "standard")(torch.from_numpy(column))
     assert scaled[0] > 0
     assert (scaled[1:] == 0).all()
+
+
+@pytest.mark.parametrize("names", [range(4), [7, 1, 5, 3], MultiIndex.from_product([["a", "b"], [1, 2]])], ids=repr)
+def test_columns_that_strings_do_not_name_are_not_matched_by_position(names: Any) -> None:
+    table = DataFrame(X, columns=names)
+    columns, other = Columns.of(table), table[table.columns[[1, 0, 2, 3]]]
+    with pytest.raises(StudyError, match="in a different order"):
+        columns.rows(other)
+    assert np.array_equal(columns.rows(other[list(columns.names or ())]), X)
+    assert np.array_equal(columns.rows(X), X)
 
 
 def test_decimals_are_numbers() -> None:
