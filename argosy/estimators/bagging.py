@@ -20,7 +20,7 @@ from argosy.designs.folds import kfold
 from argosy.disk.scratch import scratch
 from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.making import make_ensemble
+from argosy.ensembling.making import make_ensemble, weights_of
 from argosy.ensembling.predict import Predicted
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import describe_value
@@ -172,13 +172,15 @@ def train_bagged(
     if not networks:
         raise _member_error(report)
     bags, held_out = _make_bags(samples, splits, networks)
+    greedy = ensemble == "greedy"
     made_ensemble = make_ensemble(
         bags,
         [seed] * len(bags),
         held_out,
         combine="probabilities" if samples.classes else "mean",
-        select="greedy" if ensemble == "greedy" else None,
+        select="greedy" if greedy else None,
         calibrate=False,
+        weights=_select_for_numbers(held_out) if greedy and not samples.classes else (),
     )
     made_ensemble.note = NOTE.format(len(samples.rows))
     made_ensemble = made_ensemble.double()
@@ -288,6 +290,13 @@ def _make_bags(
         bags[name] = Bag(family, scale)
         outputs_of.append(outputs / scale)
     return bags, Predicted(outputs_of, targets, order, len(order))
+
+
+def _select_for_numbers(held_out: Predicted) -> list[float]:
+    """Return the weights of a greedy selection in which each target counts in units of its deviation, as in training."""
+    unit = held_out.targets.std(dim=0, correction=0)
+    unit = torch.where(unit > 0, unit, 1.0)
+    return weights_of([(output - held_out.targets) / unit for output in held_out.outputs], "mean", "greedy")
 
 
 def _resample_rows(weights: npt.NDArray[np.float64]) -> Tensor:

@@ -21,6 +21,7 @@ from pandas import NA, ArrowDtype, Categorical, CategoricalDtype, DataFrame, Mul
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -93,6 +94,28 @@ def test_numbers_come_back_in_the_units_of_the_targets() -> None:
     assert 1 - ((first - y[1::2]) ** 2).mean() / y.var() > 0.35
     assert np.corrcoef(first, second)[0, 1] < -0.9
     assert abs(second.mean() - both[:, 1].mean()) < 3e4
+
+
+class Second(nn.Linear):
+    """Learns the second of two targets only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.tensor([0.0, 1.0]).to(x)
+
+
+def test_no_target_outweighs_another_one_by_its_unit_when_members_are_selected() -> None:
+    y = X[:, :2] * [1e-6, 1e3]
+    members = [
+        replace(
+            own(replace(SHAPE, of_classes=False)),
+            name=name,
+            model=partial(network, 4, 2),
+            stop=argosy.MaxEpochs(epochs),
+        )
+        for name, network, epochs in (("both", nn.Linear, 8), ("second", Second, 20))
+    ]
+    found = argosy.Regressor(members, folds=2, random_state=0).fit(X, y)
+    assert r2_score(y, found.predict(X), multioutput="raw_values").min() > 0.9
 
 
 @pytest.mark.parametrize("value", [2.0**-20, 0.1])
