@@ -24,6 +24,7 @@ from argosy.ensembling.making import make_ensemble, weights_of
 from argosy.ensembling.predict import Predicted
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import describe_value
+from argosy.errors.traces import user_errors_in
 from argosy.estimators.columns import Columns, Rows
 from argosy.estimators.preparation import Numbers, TablePreparation
 from argosy.estimators.tabular import Shape
@@ -41,6 +42,9 @@ LEAST_BYTES = 2**29
 """Least free space there; a container has 64 MiB by default."""
 ROWS = 4_096
 """Rows that are predicted at once."""
+IN_FLOAT64 = (
+    "Create tensors in forward in the type of its inputs (dtype=x.dtype), and register those of __init__ as buffers."
+)
 NOTE = "scores are computed on {:,} samples, each predicted by the networks that held it out"
 
 
@@ -278,7 +282,8 @@ def _make_bags(
     rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
     bags, outputs_of = {}, []
     for name, family in networks.items():
-        parts = [predict(network, rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
+        with user_errors_in(f"the network of member {name!r}, which predicts in float64,", IN_FLOAT64):
+            parts = [predict(network, rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
         outputs = torch.cat(parts)[drawn]
         if outputs.shape[1:] != (samples.outputs,):
             raise StudyError(

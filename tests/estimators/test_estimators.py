@@ -450,6 +450,19 @@ def test_networks_of_another_default_type_are_trained_in_it() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+class Float32(nn.Linear):
+    """Casts its inputs to the type that networks are trained in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
+
+
+def test_a_network_that_cannot_predict_in_float64_is_told_how_to() -> None:
+    member = replace(own(SHAPE), model=partial(Float32, 4, 2), stop=argosy.MaxEpochs(1))
+    with pytest.raises(StudyError, match=r"(?s)'linear', which predicts in float64, raised.*x.float.*dtype=x.dtype"):
+        argosy.Classifier(member, folds=2).fit(X, WORDS)
+
+
 def test_a_member_that_fails_is_left_out() -> None:
     with pytest.warns(argosy.errors.MemberFailed):
         found = argosy.Classifier([TINY, broken], folds=2, random_state=0).fit(X, WORDS)
