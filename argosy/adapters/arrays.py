@@ -213,7 +213,8 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
 
 
 def _are_numbers(values: npt.NDArray[Any]) -> bool:
-    return all(isinstance(value, numbers.Real | np.bool_) for value in values.flat)
+    durations = np.timedelta64  # which NumPy has among whole numbers
+    return all(isinstance(value, numbers.Real | np.bool_) and not isinstance(value, durations) for value in values.flat)
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:

@@ -149,6 +149,13 @@ def test_a_table_of_numbers_and_flags_is_one_of_numbers(tmp_path: Path) -> None:
         fitted.predict(words)
 
 
+@pytest.mark.parametrize("unit", ["ns", "D"])
+def test_durations_are_not_taken_for_whole_numbers(unit: str) -> None:
+    spent = np.arange(6).astype(f"timedelta64[{unit}]")[:, None]
+    with pytest.raises(StudyError, match="not numbers in 1 of its 1 columns"):
+        argosy.fit(spent, [0, 1] * 3, member(), **HOW)
+
+
 def test_columns_are_told_by_their_names(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(X, columns=["age", "size", "weight", "height"])
