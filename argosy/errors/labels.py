@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from argosy.errors import StudyError
 
-__all__ = ["check_none_missing", "is_missing", "labels_of", "rows_of"]
+__all__ = ["check_no_times", "check_none_missing", "is_missing", "labels_of", "rows_of"]
 
 SHOWN = 5
 """Most rows that a message lists."""
@@ -52,6 +52,15 @@ def check_none_missing(what: str, values: Any, array: npt.NDArray[Any]) -> None:
         raise StudyError(
             f"{what} has no value for {len(rows)} of its {len(array)} samples ({named}; counted from 0). Give these samples a "
             "value of their own, or remove them."
+        )
+
+
+def check_no_times(what: str, values: Any) -> None:
+    """Raise StudyError for an array of dates or durations, which would become whole numbers, and missing ones the least of these."""
+    if np.asarray(values).dtype.kind in "mM":
+        raise StudyError(
+            f"{what} holds dates or durations. Convert them to numbers, for example dates to days since the first one, "
+            "and durations by dividing them by np.timedelta64(1, 'D')."
         )
 
 

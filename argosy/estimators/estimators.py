@@ -9,7 +9,7 @@ import torch
 
 from argosy.ensembling.ensemble import Ensemble
 from argosy.errors.checks import check_choice, check_unmasked, check_whole
-from argosy.errors.labels import labels_of
+from argosy.errors.labels import check_no_times, labels_of
 from argosy.errors.spelling import known_keywords
 from argosy.estimators.bagging import MembersFor, TrainingTable, predict, train_bagged
 from argosy.estimators.columns import Columns, is_table
@@ -72,6 +72,7 @@ class Bagged(BaseEstimator):
             if not len(X.columns):  # as scikit-learn says of an array
                 raise ValueError(f"Found array with 0 feature(s) (shape={X.shape}) while a minimum of 1 is required.")
         else:
+            check_no_times(f"{self._name}: X", X)
             X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", **targets)
         if sample_weight is not None:
             sample_weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -117,6 +118,7 @@ class Bagged(BaseEstimator):
                     f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required by {self._name}."
                 )
         else:
+            check_no_times(f"{self._name}: X", X)
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         predicted: npt.NDArray[np.float64] = predict(self.ensemble_, torch.from_numpy(self.columns_.rows(X))).numpy()
         return predicted
@@ -142,7 +144,7 @@ class Classifier(ClassifierMixin, Bagged):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Classifier":
         """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
-        if (labels := np.asarray(y)).dtype.kind in "OUS" and labels.ndim == 1:
+        if (labels := np.asarray(y)).dtype.kind in "OUSmM" and labels.ndim == 1:
             labels_of(f"{self._name}: y", y)  # names the rows without one
         X, y, weights = self._check_inputs(X, y, sample_weight)
         check_classification_targets(y)
@@ -178,6 +180,7 @@ class Regressor(RegressorMixin, Bagged):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Regressor":
         """Train on rows X ``[N, columns]`` with targets y ``[N]`` or ``[N, outputs]``; losses are multiplied by `sample_weight` ``[N]``."""
+        check_no_times(f"{self._name}: y", y)
         X, y, weights = self._check_inputs(X, y, sample_weight, multi_output=True, y_numeric=True)
         self._targets = y.shape[1:]
         self._train(X, y.reshape(len(y), -1).astype(np.float64), weights, classes=0)

@@ -317,6 +317,17 @@ def test_dates_and_durations_are_refused_in_every_unit(unit: str, kind: str, for
         Columns.of(DataFrame({"day": values if form is None else values.astype(form)}))
 
 
+@pytest.mark.parametrize("kind", ["datetime64[ns]", "timedelta64[D]"])
+def test_arrays_of_dates_and_durations_are_not_taken_for_whole_numbers(kind: str) -> None:
+    times = np.arange(120).astype(kind)
+    for call in (lambda: argosy.Classifier().fit(times[:, None], WORDS), lambda: argosy.Regressor().fit(X, times)):
+        with pytest.raises(StudyError, match=r"[Xy] holds dates or durations"):
+            call()
+    times[7] = np.array("NaT", kind)
+    with pytest.raises(StudyError, match=r"y has no value for 1 of its 120 samples \(row 7"):
+        argosy.Classifier().fit(X, times)
+
+
 def test_durations_among_objects_are_refused() -> None:
     with pytest.raises(StudyError, match="of type timedelta64"):
         Columns.of(DataFrame({"day": Series([np.timedelta64(3, "ns"), None], dtype=object)}))
