@@ -198,9 +198,10 @@ def names_of(table: Any) -> list[Any] | None:
     return None if names is None else list(names)
 
 
-def check_same_columns(names: Sequence[Any], wanted: Sequence[Any], what: str, choose: str) -> None:
+def check_same_columns(names: Iterable[Any], wanted: Iterable[Any], what: str, choose: str) -> None:
     """Raise StudyError if a table to predict has other columns than the table of `what`, or in another order; `choose` is code that fixes the order."""
-    if list(names) == list(wanted):
+    names, wanted = list(names), list(wanted)
+    if names == wanted:
         return
     unseen, missing = [name for name in names if name not in wanted], [name for name in wanted if name not in names]
     differences = [
