@@ -159,7 +159,6 @@ def test_what_a_table_lacks_is_named(change: Any, words: str, tmp_path: Path) ->
             np.array(["2026-11-25", "2026-11-26"], "datetime64[D]"),
             "holds datetime.date\\(2026, 11, 25\\) of type date, which is neither",
         ),
-        (np.array([Decimal(1), Decimal(2)], object), "of type Decimal, which is neither a number nor a word"),
         (np.array([1.0, np.inf]), "infinite values, the first in row 1"),
     ],
 )
@@ -382,6 +381,14 @@ def test_numbers_that_a_frame_holds_as_objects_are_numbers() -> None:
     assert (found.features, found.inputs[1].tolist()) == (("0", "1=a", "1=b", "3"), [1, 0, 1, 1.5])
     assert (found.classes, found.targets.tolist()) == ((*range(11),), [*range(11), 0])
     assert argosy.data.columns(mixed, "0", "3")[0].tolist() == [*range(12)]
+
+
+def test_decimals_are_numbers() -> None:
+    prices, counts = map(np.array, ([Decimal("1.5"), Decimal(2)], [Decimal(7), Decimal(3)]))
+    found = argosy.data.table({"price": prices, "count": counts}, target="price")
+    assert (found.features, found.classes, found.targets.tolist()) == (("count",), (), [1.5, 2])
+    found = argosy.data.table({"price": prices, "count": counts}, target="count")
+    assert (found.inputs.tolist(), found.classes, found.targets.tolist()) == ([[1.5], [2]], (3, 7), [1, 0])
 
 
 def test_what_has_no_columns_is_no_table() -> None:

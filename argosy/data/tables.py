@@ -301,6 +301,9 @@ def _as_numeric(column: Column) -> Column:
     """Return a column of numbers for one of objects that are all numbers, as a DataFrame of mixed rows has."""
     if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
         return np.array(column.tolist())
+    if column.dtype == object and all(isinstance(value, Real | Decimal) for value in column.flat):
+        numbers = column.astype(np.float64)  # of decimals, as databases have them
+        return numbers.astype(np.int64) if (numbers % 1 == 0).all() else numbers
     return column
 
 
