@@ -196,6 +196,7 @@ def train_bagged(
 
 def predict(network: nn.Module, rows_NC: Tensor) -> Tensor:
     """Return a network's outputs for rows, some at a time: what its layers hold of a million rows would take gigabytes."""
+    network.eval()  # an ensemble may have been trained further
     with torch.no_grad():
         return torch.cat([network(some) for some in torch.split(rows_NC, ROWS)])
 

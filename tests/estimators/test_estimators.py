@@ -407,6 +407,13 @@ def test_probabilities_sum_to_one_as_scikit_learn_asks_of_float64() -> None:
     assert np.abs(found.sum(axis=1) - 1).max() < 1e-14
 
 
+def test_an_ensemble_that_was_trained_further_predicts_without_dropout() -> None:
+    found = argosy.Classifier(TINY, folds=2, random_state=0).fit(X, WORDS)
+    probabilities = found.predict_proba(X)
+    found.ensemble_.train()
+    assert np.array_equal(found.predict_proba(X), probabilities)
+
+
 def test_the_state_of_an_ensemble_is_all_that_its_predictions_depend_on() -> None:
     one, other = (argosy.Classifier(TINY, folds=2, random_state=seed).fit(X, WORDS) for seed in (0, 1))
     other.ensemble_.load_state_dict(one.ensemble_.state_dict())
