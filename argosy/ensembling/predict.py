@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -222,7 +223,8 @@ def _warn_of_fractions(inputs: Any, layout: Layout) -> None:
 
 def device_of(network: nn.Module) -> torch.device:
     """Return the network's device."""
-    return next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
+    # Not of its `state_dict`, which may hold more than tensors (`get_extra_state`).
+    return next((tensor.device for tensor in chain(network.parameters(), network.buffers())), torch.device("cpu"))
 
 
 def predict(

@@ -1,6 +1,7 @@
 """The whole network as ``model.onnx``, for ONNX Runtime and others, and ``config.json``."""
 
 import warnings
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ def write(exported: Exported, folder: Path) -> None:
     """Write the network as torch exports it; raises RunError where torch does not, and what `program_of` raises."""
     program = program_of(exported)
     outputs = range(len(program.graph_signature.user_outputs))
-    size = sum(tensor.nbytes for tensor in exported.network.state_dict().values())
+    size = sum(tensor.nbytes for tensor in chain(exported.network.parameters(), exported.network.buffers()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's and onnxscript's, of their own code
         try:

@@ -261,6 +261,34 @@ def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Re
         report.predict(X[TEST], other.best())
 
 
+class Counting(nn.Module):
+    """A network whose state begins with something that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+        self.passes = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        output: Tensor = self.last(x)
+        return output
+
+
+def test_a_network_whose_state_holds_more_than_tensors_predicts(tmp_path: Path) -> None:
+    report = trained(tmp_path, [member("counting", model=Counting)], epochs=1)
+    network = report.best().load()
+    assert network.passes
+    assert torch.equal(report.predict(X[TEST]), network(X[TEST]))
+    assert report.ensemble().scores
+
+
 class Undefined(nn.Linear):
     """A network that trains normally, and returns NaN when it is validated."""
 
