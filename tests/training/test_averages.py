@@ -256,10 +256,61 @@ class Writing(Normed):
         return super().forward(x.mul_(1.5))
 
 
-@pytest.mark.parametrize("model", [Normed, Replacing])
-def test_their_pass_leaves_raw_weights_buffers_and_draws_alone(model: Any) -> None:
-    (with_it,), one = packs.alone([member(model=model, average=LastK(2))], 4, dtype=torch.float32)
-    (without,), other = packs.alone([member(model=model)], 4, dtype=torch.float32)
+class Following(Normed):
+    """`Normed` with a frozen layer that follows a trained one, as a momentum encoder does, and a number of its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.slow = nn.Linear(16, 16).requires_grad_(requires_grad=False)
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the outputs."""
+        if self.training:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow.parameters(), self.first.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+            self.passes += 1
+        return super().forward(self.first(x) + self.slow(x))
+
+
+class Adversarial:
+    """A step that needs a gradient of its own, and keeps a number that its loss depends on."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        (x, y), loss = batch, nn.functional.cross_entropy
+        if not model.training:
+            return loss(model(x), y)
+        self.steps += 1
+        moved = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(model(moved), y), moved)
+        return loss(model(x + 0.01 * gradient.sign()), y) / self.steps
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model": Normed},
+        {"model": Replacing},
+        {"model": Following},
+        {"model": Normed, "step": Adversarial(), "metrics": {}},
+    ],
+    ids=["normed", "replacing", "following", "adversarial"],
+)
+def test_their_pass_leaves_raw_weights_buffers_and_draws_alone(own: dict[str, Any]) -> None:
+    (with_it,), one = packs.alone([member(**own, average=LastK(2))], 4, dtype=torch.float32)
+    (without,), other = packs.alone([member(**own)], 4, dtype=torch.float32)
+    assert getattr(with_it.model, "passes", None) == getattr(without.model, "passes", None)
     apart = {"average": None, "best": None}
     assert packs.difference({**packs.state(with_it), **apart}, {**packs.state(without), **apart}) == 0.0
     assert [row["raw_val_loss"] for row in one["m"]] == [row["val_loss"] for row in other["m"]]
@@ -277,7 +328,7 @@ def test_their_pass_leaves_the_batch_alone_where_a_network_writes_into_it() -> N
     assert packs.difference(*ends) == 0.0
 
 
-@pytest.mark.parametrize("model", [ResNet, Normed])
+@pytest.mark.parametrize("model", [ResNet, Normed, Following])
 @pytest.mark.parametrize("rule", MEANS)
 def test_in_a_fused_program_statistics_are_those_of_alone(rule: str, model: Any) -> None:
     averages = {"swa": [SWA(1), SWA(3), SWA(10)], "last": [LastK(1), LastK(3), LastK(9)]}[rule]

@@ -177,8 +177,8 @@ class RunningAverage:
 
     @contextlib.contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Let a forward pass inside add one training batch to the statistics of the averaged weights."""
-        with torch.no_grad(), self.held(), extend_statistics(self._norms, self.batches):
+        """Let a forward pass inside add one training batch to the statistics of the averaged weights, and change nothing else."""
+        with torch.no_grad(), self.held(), _unchanged(self._model), extend_statistics(self._norms, self.batches):
             yield
         self.batches += 1
 
@@ -217,6 +217,23 @@ class RunningAverage:
         for name, buffer in state.get("buffers", {}).items():
             self.buffers[name].copy_(buffer)
         self._last = [[t.to(w, copy=True) for t, w in zip(last, self.weights, strict=True)] for last in state["last"]]
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass inside does to attributes, such as counters, and to frozen weights, such as those of a momentum encoder."""
+    modules = [*model.modules()]
+    attributes = [{**vars(module)} for module in modules]
+    tables = [(module._parameters, {**module._parameters}) for module in modules]
+    frozen = {weight: weight.data for weight in model.parameters() if not weight.requires_grad}
+    try:
+        _put([data.clone() for data in frozen.values()], [*frozen])
+        yield
+    finally:
+        for held, before in [*zip(map(vars, modules), attributes, strict=True), *tables]:
+            held.clear()
+            held.update(before)
+        _put([*frozen.values()], [*frozen])
 
 
 def _put(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:

@@ -18,6 +18,7 @@ from argosy.study import IGNORED, Member
 from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
+from argosy.training.member.checkpoint import to_plain
 from argosy.training.member.checks import (
     check_differentiated,
     check_gradients,
@@ -28,7 +29,7 @@ from argosy.training.member.checks import (
     modes_of,
     takes_classes,
 )
-from argosy.training.member.copied import moded_optimizers_of
+from argosy.training.member.copied import called_state, moded_optimizers_of
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -271,11 +272,14 @@ class Solo:
         average, randomness = self.live.average, self.live.randomness
         if average is None or not average.recomputes:
             return
-        drawn = randomness.here()
+        drawn, called = randomness.here(), to_plain(called_state(self.live.member, self.live.model), host=True)
+        # A step of the member's own may ask for gradients, for example for adversarial samples.
+        grads = self.live.member.step is not None
         for part, _ in self._parts(data, rows):
             own = map_leaves(torch.clone, part) if self.live.private else part  # the network writes into its input
-            with average.recomputing(), self._autocast():
+            with average.recomputing(), torch.set_grad_enabled(grads), self._autocast():
                 self._losses_of(own)
+        self.live.load_called_state(called)
         randomness.set_generators(drawn)  # raw weights are trained as they would be without an average
 
     def augmented(self, data: Any) -> Any:

@@ -142,7 +142,10 @@ class Fused(ProgramOfSeveral):
                 with self._own(row), self._states[row].active(keep=True):
                     solo.recompute(own, data.samples)
             return
-        drawn, named, buffers = self.marks(), self._averages.named, self._averages.buffers
+        drawn, buffers = self.marks(), self._averages.buffers
+        # A forward pass may change frozen weights, such as those of a momentum encoder, with which training goes on.
+        fixed = {name: weight.clone() for name, weight in self.parameter_buffer.fixed.items()}
+        named = self._averages.named | fixed
         for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), extend_statistics(self._forward.norms, averages[0].batches):
                 self._forward.values(named, buffers, part, self._states, lambda output: None)
