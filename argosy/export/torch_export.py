@@ -26,7 +26,7 @@ def program_of(exported: Exported) -> ExportedProgram:
     shapes = collection()
     leaves = pytree.tree_leaves((exported.arguments, exported.keywords))
     for leaf, described in zip(leaves, exported.about.inputs, strict=True):
-        named = {"batch": Dim("batch"), "length": Dim.AUTO}
+        named = {"batch": Dim("batch"), "length": Dim.DYNAMIC}
         shapes[leaf] = {axis: named[size] for axis, size in enumerate(described.shape) if isinstance(size, str)}
     try:
         with torch.no_grad(), exported.network.register_forward_hook(_logits):

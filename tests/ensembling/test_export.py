@@ -3,7 +3,7 @@
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,27 @@ def test_samples_of_unlike_length_are_taken_at_any_length(tmp_path: Path, way: s
         mask = torch.ones(rows, length, dtype=torch.long)
         text = {"ids": torch.ones(rows, length, dtype=torch.long), "mask": mask}
         close(WAYS[way](folder, text) if way == "torch-export" else by_onnx(folder, **text), report.best().load()(text))
+
+
+class Recurrent(nn.Module):
+    """A network whose output depends on the length; torch.export follows its recurrent layer for one length only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded, self.read = nn.Embedding(20, 2), nn.GRU(2, 2, batch_first=True)
+
+    def forward(self, text: Mapping[str, Tensor]) -> Tensor:
+        ids = text["ids"]
+        said: Tensor = self.read(self.embedded(ids))[0].sum(1) / ids.shape[1]
+        return said
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of its own recurrent layers
+def test_a_network_that_torch_would_export_for_one_length_only_is_refused(tmp_path: Path) -> None:
+    wanted = texts.study(texts.member("gru", model=Recurrent), length=40, stop=argosy.MaxEpochs(1))
+    report = argosy.train(wanted, directory=tmp_path / "run", launcher="inline", devices="cpu:1", quiet=True)
+    with pytest.raises(RunError, match=r"refuses 'gru': UserError: Constraints violated"):
+        report.export(tmp_path / "out", format="torch-export")
 
 
 def test_a_folder_of_the_hub_is_uploaded(
