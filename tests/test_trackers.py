@@ -132,6 +132,17 @@ class Later(Parametrized):
     """A tracker by another name."""
 
 
+def test_a_section_that_is_trained_again_after_a_kill_is_logged_once(tmp_path: Path) -> None:
+    recorder, journal = Recorder(), tmp_path / "x" / "journal.jsonl"
+    train(tmp_path / "x", 1, recorder)
+    train(tmp_path / "x", 2, recorder)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if b"SectionEnded" in line)
+    journal.write_bytes(b"".join(lines[: last + 1]))  # as if the driver had been killed before the members were saved
+    train(tmp_path / "x", 3, recorder)
+    assert [call[3] for call in recorder.of("one") if call[0] == "log"] == [1.0, 2.0, 3.0]
+
+
 def test_a_tracker_of_a_search_is_told_the_parameters_of_its_trials_now_and_later(tmp_path: Path) -> None:
     asked = {"space": {"momentum": CategoricalDistribution([0.5, None])}, "n_trials": 2, "scheduler": "grid"}
     given = [Parametrized(), Later()]

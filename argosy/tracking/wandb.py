@@ -40,7 +40,7 @@ class WandB:
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
-        # wandb's own steps may not decrease, but a section lost to a fault is logged again.
+        # wandb's own steps may not decrease, but a section that is repeated with other results is logged again.
         run.define_metric("*", step_metric="steps")
         self._runs[member] = run
 

@@ -163,6 +163,8 @@ class Tracked:
         self._asked: Study | None = None
         self._searched: dict[str, Mapping[str, Any]] = {}
         """Parameters of trials that a search has proposed, by member."""
+        self._logged: set[tuple[str, float, str]] = set()
+        """Sections that are in the journal: a member that continues from an earlier checkpoint repeats some of them."""
         self._begun: set[str] = set()
         """Members that trackers know and that have not ended."""
         self._trains = False
@@ -173,6 +175,7 @@ class Tracked:
         """Start the trackers and the view."""
         self._asked, self._since = job.study, time.monotonic()
         self._searched = _searched(state.proposed.values())
+        self._logged = {_result(row) for member in state.members.values() for row in member.own_sections}
         for feed in self._feeds:
             feed.start(job, state)
         self._view.begin(job, state)
@@ -196,7 +199,9 @@ class Tracked:
         elif isinstance(message, Proposed):
             self._searched |= _searched([message])
         elif isinstance(message, SectionEnded):
-            self._tell("log", *_log_arguments(message))
+            if _result(message) not in self._logged:
+                self._tell("log", *_log_arguments(message))
+            self._logged.add(_result(message))
         elif isinstance(message, MemberEnded) and message.member in self._begun:
             self._begun.discard(message.member)
             self._tell("end", message.member, message.status)
@@ -227,6 +232,11 @@ class Tracked:
     def _tell(self, method: str, *arguments: Any) -> None:
         for feed in self._feeds:
             feed.tell(method, *arguments)
+
+
+def _result(ended: SectionEnded) -> tuple[str, float, str]:
+    """Return what is the same if a section is repeated."""
+    return ended.member, ended.epochs, repr(ended.metrics)
 
 
 def _log_arguments(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
