@@ -333,6 +333,16 @@ def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
         assert run.data.metrics["val_top_1 ___"] == results[run.info.run_name]["epochs"][-1][2]["val_top@1 (%)"]
 
 
+def test_mlflow_is_searched_once_however_many_members_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    search, searches = mlflow.MlflowClient.search_runs, []
+    monkeypatch.setattr(
+        mlflow.MlflowClient, "search_runs", lambda *given, **named: searches.append(given) or search(*given, **named)
+    )
+    train_then_track(tmp_path / "x", 1, "mlflow")
+    assert len(searches) == 1
+
+
 def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     train_then_track(tmp_path, 1, "wandb")

@@ -46,9 +46,10 @@ class MLflow:
         self._experiment = ""
         self._directory = ""
         self._runs: dict[str, str] = {}
+        """MLflow's run of each member, also of those that an earlier driver has logged."""
 
     def open(self, directory: Path, group: str) -> None:
-        """Find or create the study's experiment."""
+        """Find or create the study's experiment, and find its runs of this directory."""
         # Without it MLflow rejects folders and requires a database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
@@ -56,19 +57,19 @@ class MLflow:
         group = group.translate(QUOTES)
         known = self._client.get_experiment_by_name(group)
         self._experiment = known.experiment_id if known else self._client.create_experiment(group)
+        # MLflow reads every run for a search: one search for each member would take quadratic time.
+        for run in _all_pages(partial(self._client.search_runs, [self._experiment])):
+            # Another run directory may have members of the same names.
+            if run.data.tags.get("argosy.directory") == self._directory:
+                self._runs.setdefault(run.data.tags["argosy.member"], run.info.run_id)
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
         """Find the member's run, or create it with its hyper-parameters."""
-        # Both tags identify a run: another run directory may have members of the same names.
-        own = {"argosy.member": member, "argosy.directory": self._directory}
-        runs = _all_pages(partial(self._client.search_runs, [self._experiment], f"tags.`argosy.member` = '{member}'"))
-        earlier = [run.info.run_id for run in runs if run.data.tags.get("argosy.directory") == self._directory]
-        if earlier:
-            self._runs[member] = earlier[0]
+        if member in self._runs:
             self._client.update_run(self._runs[member], status="RUNNING")
             return
-        run = self._client.create_run(self._experiment, tags=own, run_name=member)
-        self._runs[member] = run.info.run_id
+        tags = {"argosy.member": member, "argosy.directory": self._directory}
+        self._runs[member] = self._client.create_run(self._experiment, tags=tags, run_name=member).info.run_id
         for name, value in hyperparameters.items():
             self._client.log_param(self._runs[member], _valid_name(name), value)
 
@@ -80,4 +81,4 @@ class MLflow:
 
     def end(self, member: str, status: str) -> None:
         """Set the run's final status."""
-        self._client.set_terminated(self._runs.pop(member), STATUSES.get(status, "FINISHED"))
+        self._client.set_terminated(self._runs[member], STATUSES.get(status, "FINISHED"))
