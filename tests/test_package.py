@@ -1,5 +1,6 @@
 """Tests that the built wheel runs the README's study, writes its page and an ensemble, and exports models that load without Argosy."""
 
+import itertools
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import argosy
 from argosy.running.doctor.machine import EXTRAS
@@ -126,6 +128,23 @@ def test_messages_and_pages_name_extras_that_there_are() -> None:
     named = {name for file in files for name in re.findall(r"argosy\[(\w+)\]", file.read_text())}
     assert "export" in named
     assert {*named, *TRACKERS, *EXTRAS.values()} <= extras.keys()
+
+
+TOO_OLD = {
+    "typer": "0.18.0",  # no Literal: every command raised
+    "optuna": "3.6.2",  # no optuna.storages.journal
+    "scikit-learn": "1.5.2",  # no validate_data
+    "wandb": "0.19.9",  # no reinit="create_new"
+}
+"""Latest versions that lack something that argosy uses."""
+
+
+def test_packages_that_lack_something_are_not_admitted() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *itertools.chain.from_iterable(project["optional-dependencies"].values())]
+    wanted = [Requirement(text) for text in texts]
+    assert TOO_OLD.keys() <= {one.name for one in wanted}
+    assert [str(one) for one in wanted if one.name in TOO_OLD and TOO_OLD[one.name] in one.specifier] == []
 
 
 def test_the_citation_is_of_this_version() -> None:
