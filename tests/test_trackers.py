@@ -73,6 +73,18 @@ class Failing(Recorder):
             raise OSError("no server")
 
 
+class Emptying(Recorder):
+    """A tracker that empties what it is given."""
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        super().begin(member, hyperparameters)
+        hyperparameters.clear()  # type: ignore[attr-defined]
+
+    def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
+        super().log(member, step, figures)
+        figures.clear()  # type: ignore[attr-defined]
+
+
 class Blocking(Recorder):
     """A tracker whose first call does not return until `release` is set."""
 
@@ -198,6 +210,13 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     train(tmp_path / "x", 2, failing)
     told = [call[1:4] for call in failing.calls if call[0] == "log"]
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
+
+
+def test_a_tracker_may_change_the_figures_that_it_is_given(tmp_path: Path) -> None:
+    emptying, recorder = Emptying(), Recorder()
+    train(tmp_path / "x", 2, emptying, recorder)
+    assert emptying.of("one") == recorder.of("one")
+    assert [call[3] for call in recorder.of("one") if call[0] == "log"] == [1.0, 2.0]
 
 
 def test_a_member_that_failed_before_its_first_section_is_sent_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ class TrackerFeed:
                 continue
             method, arguments = call
             try:
-                getattr(self._tracker, method)(*arguments)
+                # Copies, because other trackers get the same figures, and this one may change its own.
+                getattr(self._tracker, method)(*map(copy, arguments))
                 self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
