@@ -18,17 +18,14 @@ from argosy.version import __version__
 
 __all__ = ["build_exported"]
 
-PAIRS = 4
-"""Pairs of samples that are compared to find sizes that vary."""
-
 
 def build_exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
     """Return a network of the study for export; `samples` is the number by split, `row` the result of the network's member, if it has one."""
     prepares = prepares_itself(network)
     bare = network.network if isinstance(network, Prepared) else network
-    # If samples vary in length, a few more of them show which sizes differ.
-    firsts = range(0, 2 * PAIRS if study.data.ragged is not None else 1, 2)
-    inputs, *others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
+    # If samples vary in length, the same ones with another length show which sizes differ.
+    varied = (False,) if study.data.ragged is None else (False, True)
+    inputs, *others = [few_inputs(study, prepared=not prepares, other_lengths=other) for other in varied]
     if isinstance(network, Unfrozen):
         inputs = network.own(inputs)  # only the inputs at its own cut, not those of other cuts
     features = features_of(study)

@@ -23,7 +23,7 @@ from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
 from argosy.stream.opening import Opening, open_kept_rows
-from argosy.stream.padding import make_stacked_batch
+from argosy.stream.padding import batch_form, make_stacked_batch
 from argosy.stream.sources import Source
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import IGNORED, Data, Study
@@ -178,14 +178,17 @@ def _shapes_of_inputs(layout: Layout) -> Any:
     return inputs_and_target(sample)[0]
 
 
-def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
+def few_inputs(study: Study, *, prepared: bool, other_lengths: bool = False) -> Any:
     """Return the inputs of two samples on the CPU: as networks take them if `prepared`, otherwise as the dataset returns them.
 
-    Raises StudyError if the study's samples cannot be opened.
+    With `other_lengths`, what varies in length has another one than these samples. Raises StudyError if the study's samples cannot be opened.
     """
     with preserve_random_states():
         source = _open_source(study.data, study.seed, example_split(study))
-        block = _read_block(source, np.arange(first, first + 2) % source.length)
+        block = _read_block(source, np.arange(2) % source.length)
+        form = batch_form(block.tree) if other_lengths else None
+        for lengths in () if form is None else (block.leaves[number] for number in form.lengths):
+            lengths.fill_(longest - 1 if (longest := int(lengths.max())) > 1 else 2)
         inputs = _batch(block, study.data.on_device if prepared else None, torch.device("cpu"))[0]
     return {name: leaf for name, leaf in inputs.items() if name != "labels"} if isinstance(inputs, Mapping) else inputs
 

@@ -237,6 +237,22 @@ def test_samples_of_unlike_length_are_taken_at_any_length(tmp_path: Path, way: s
         close(WAYS[way](folder, text) if way == "torch-export" else by_onnx(folder, **text), report.best().load()(text))
 
 
+class Alike(texts.Texts):
+    """Texts of which the first 40 have five tokens."""
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], int]:
+        text, label = super().__getitem__(index)
+        return ({"ids": (text["ids"] * 5)[:5]} if index < 40 else text), label
+
+
+def test_samples_of_unlike_length_are_known_as_such_if_the_first_ones_are_alike(tmp_path: Path) -> None:
+    wanted = texts.study(texts.member("reader"), length=80, sort=Alike, stop=argosy.MaxEpochs(1))
+    report = argosy.train(wanted, directory=tmp_path / "run", launcher="inline", devices="cpu:1", quiet=True)
+    folder = report.export(tmp_path / "out")
+    shapes = [leaf["shape"] for leaf in json.loads((folder / "config.json").read_text())["inputs"]]
+    assert shapes == [["batch", "length"]] * 2
+
+
 class Recurrent(nn.Module):
     """A network whose output depends on the length; torch.export follows its recurrent layer for one length only."""
 
