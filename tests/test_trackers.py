@@ -60,6 +60,9 @@ class Recorder:
     def end(self, member: str, status: str) -> None:
         self.calls.append(("end", member, status))
 
+    def kill(self, member: str, status: str) -> None:
+        raise SystemExit
+
     def of(self, member: str) -> list[tuple[Any, ...]]:
         return [call for call in self.calls if call[1] == member]
 
@@ -210,6 +213,18 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     train(tmp_path / "x", 2, failing)
     told = [call[1:4] for call in failing.calls if call[0] == "log"]
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
+
+
+def test_what_a_tracker_may_not_have_written_before_a_kill_is_sent_again(tmp_path: Path) -> None:
+    killed, recorder = Recorder(), Recorder()
+    killed.delay_seconds = recorder.delay_seconds = 60.0  # type: ignore[attr-defined]
+    killed.end = killed.kill  # type: ignore[attr-defined, method-assign]
+    train(tmp_path / "x", 2, killed)
+    train(tmp_path / "x", 2, recorder)
+    assert [call[3] for call in recorder.of("one") if call[0] == "log"] == [1.0, 2.0]
+    again = Recorder()
+    train(tmp_path / "x", 2, again)
+    assert again.calls == [("open", "x")]  # what has ended is written
 
 
 def test_a_tracker_may_change_the_figures_that_it_is_given(tmp_path: Path) -> None:

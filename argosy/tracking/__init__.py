@@ -23,7 +23,8 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", 
 class Tracker(Protocol):
     """Receives the metrics of members; an exception ends only the tracker itself.
 
-    A member that has begun anew gets another name here, such as ``mlp~1``, so its earlier records stay in a separate run.
+    A member that has begun anew gets another name here, such as ``mlp~1``, so its earlier records stay in a separate run. One that writes what
+    it gets only later has an attribute ``delay_seconds``: if the driver is killed, the next one sends it again what it got in that time.
     """
 
     def open(self, directory: Path, group: str) -> None:

@@ -14,6 +14,9 @@ __all__ = ["Trackio"]
 class Trackio:
     """A `Tracker` that writes to Trackio's folder: TRACKIO_DIR, else its own in the cache of Hugging Face."""
 
+    delay_seconds = 1.0
+    """Trackio's own thread writes twice a second."""
+
     def __init__(self, project: str = "argosy") -> None:
         self._project = project
         self._directory = Path()

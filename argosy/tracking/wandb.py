@@ -13,6 +13,9 @@ __all__ = ["WandB"]
 class WandB:
     """A `Tracker` that writes Weights & Biases runs."""
 
+    delay_seconds = 20.0
+    """W&B writes its files every 15 seconds."""
+
     def __init__(self, project: str = "argosy", mode: Literal["offline", "online"] = "offline") -> None:
         self._project = project
         self._mode = mode

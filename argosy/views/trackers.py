@@ -61,6 +61,9 @@ class TrackerFeed:
         self._anew: dict[str, str] = {}
         """Suffixes of all members' names after the run has started over (`_run_anew`), and of members that have; trackers keep what
         they have from before under the old names."""
+        self._delay: float = getattr(tracker, "delay_seconds", 0.0)
+        self._unwritten: list[tuple[float, str, float]] = []
+        """Sections that it has got and may lose if the process is killed: when, the member, and its epochs."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
@@ -134,13 +137,23 @@ class TrackerFeed:
                 getattr(self._tracker, method)(*map(copy, arguments))
                 self._came_back = time.monotonic()
                 if method == "log":
-                    self._note(arguments[0], arguments[2]["epochs"])
-                elif method == "end" and arguments[1] in FINAL_STATUSES:
+                    self._unwritten.append((self._came_back, arguments[0], arguments[2]["epochs"]))
+                self._note_written(ended=arguments[0] if method == "end" else None)
+                if method == "end" and arguments[1] in FINAL_STATUSES:
                     self._note(arguments[0], 0.0)
             except (Exception, SystemExit) as error:  # boundary: libraries, and the user's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 with contextlib.suppress(OSError), replacing(self._log) as log:
                     log.write(traceback.format_exc().encode(errors="backslashreplace"))
+
+    def _note_written(self, ended: str | None) -> None:
+        """Note the sections of a member that has ended, and of others those that it has had for long enough."""
+        unwritten, self._unwritten = self._unwritten, []
+        for got, member, epochs in unwritten:
+            if member == ended or got + self._delay <= self._came_back:
+                self._note(member, epochs)
+            else:
+                self._unwritten.append((got, member, epochs))
 
     def _note(self, member: str, epochs: float) -> None:
         with open_append(self._told) as file:
