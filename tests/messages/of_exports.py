@@ -28,6 +28,19 @@ class Branching(nn.Linear):
         return super().forward(x if x.sum() > 0 else -x)
 
 
+class Counting(nn.Linear):
+    """A network whose state holds a number."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take nothing."""
+
+
 def without_packages(patch: pytest.MonkeyPatch) -> None:
     """Export without the packages of a format."""
     found = report()
@@ -95,6 +108,7 @@ CASES = {
     "an export to the Hub without its package": without_hub,
     "an export to a full disk": without_room,
     "an export of code in a format that holds only weights": weights_that_prepare,
+    "an export of weights whose network has more than tensors": lambda: report(member(model=Counting)).export("out"),
     "an export to the path of a file": over_a_file,
     "an export to the folder of another export": beside_another,
     "an export of a network that torch cannot follow": lambda: report(member(model=Branching)).export(
