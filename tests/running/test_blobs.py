@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import resource
 import sqlite3
 import sys
 import threading
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.errors import StudyError
+from argosy.errors import DiskError, StudyError
 from argosy.running.launch import worker
 from argosy.running.launch.blobs import load_blob, make_blobs, write_blob, write_data_blob
 from argosy.running.launch.launcher import Job
@@ -269,6 +270,16 @@ def weigh(path: Path, output: Tensor, target: Tensor) -> Tensor:
                 copies += region.pss
     path.write_text(str((sum(blobs.values()) + copies) / MB))
     return torch.zeros(len(target))
+
+
+def test_memory_that_the_system_refuses_is_not_blamed_on_the_data() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(DiskError, match=r"sent to other processes: .*File too large.*ulimit -f unlimited"):
+            write_data_blob(argosy.Data(arrays=(np.zeros((100, 10)),)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.fresh

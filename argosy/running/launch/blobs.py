@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
+from argosy.errors.system import system_refused
 from argosy.errors.traces import known_sources
 from argosy.protocol.trainer import Enlist
 from argosy.readings import is_own_module
@@ -235,12 +236,20 @@ def _map(file: MappedFile, dtype: Any, mode: Any, offset: int, shape: tuple[int,
 
 @contextlib.contextmanager
 def _refusing(describe: Callable[[], tuple[str, str]]) -> Iterator[None]:
-    """Raise StudyError for an object that cannot be pickled; `describe` returns which one it is, and what to do."""
+    """Raise StudyError for an object that cannot be pickled; `describe` returns which one it is, and what to do.
+
+    Raises WorkerError or DiskError if the system refuses the memory to write it to.
+    """
     try:
         yield
     except StudyError:
         raise
     except Exception as error:  # boundary to the user's objects, which raise anything when they are pickled
+        # An error that names a file is the object's own: the memory file has no name.
+        own = isinstance(error, OSError) and error.filename is not None
+        refused = None if own else system_refused(error, "the study cannot be sent to other processes")
+        if refused is not None:
+            raise refused from error
         what, advice = describe()
         raise StudyError(f"{what} cannot be sent to another process: {error!r}. {advice}") from error
 
