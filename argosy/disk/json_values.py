@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -147,7 +148,7 @@ def _read_int(value: Any, where: str, strange: set[str]) -> int:
 
 def _read_str(value: Any, where: str, strange: set[str]) -> str:
     if type(value) is str:
-        return value
+        return sys.intern(value)  # the lines of a journal repeat names of members, devices and metrics
     raise _refused(value, where, "a string")
 
 

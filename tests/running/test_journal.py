@@ -8,7 +8,7 @@ import pytest
 import studies
 
 import argosy
-from argosy.protocol.events import Fed, MemberEnded, RunStarted
+from argosy.protocol.events import Fed, MemberEnded, RunStarted, WorkerLost
 from argosy.running.directory import journal
 from argosy.running.directory.journal import Journal, read_journal, timeline
 
@@ -62,3 +62,14 @@ def test_a_run_that_has_nothing_to_do_is_not_changed(tmp_path: Path) -> None:
     os.utime(tmp_path / "journal.jsonl", (0, 0))
     argosy.train(study, directory=tmp_path, launcher="inline")
     assert (tmp_path / "journal.jsonl").stat().st_mtime == 0  # `argosy runs` lists runs by it
+
+
+def test_events_that_are_read_share_their_repeated_names(tmp_path: Path) -> None:
+    """A journal of many sections repeats the names of members and devices in each line, and each copy would be kept."""
+    with Journal(tmp_path / "journal.jsonl") as record:
+        for _ in range(2):
+            record.append(WorkerLost(worker="node-1 cpu:0", detail=""))
+        record.commit()
+    first, second = read_journal(tmp_path)
+    assert isinstance(first, WorkerLost) and isinstance(second, WorkerLost)
+    assert first.worker is second.worker
