@@ -118,7 +118,8 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
 def added(rehearsed: RehearsalResult, seed: int = 0) -> None:
     """Add a file whose members are already in the run, as the driver of a run with this seed does."""
     study = SimpleNamespace(seed=seed)
-    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), study=study, data=None)
+    commands = {"1-add.json": {"study": "more.py"}}
+    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), study=study, data=None, commands=commands)
     additions = Additions(
         cast(Run, run), cast(CarryOut, SimpleNamespace(answer=lambda *_: None)), cast(Measurements, None)
     )

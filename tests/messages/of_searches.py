@@ -77,7 +77,7 @@ def locked_storage(patch: pytest.MonkeyPatch) -> None:
 
     begin = StorageMirror.settle
     patch.setattr(
-        StorageMirror, "settle", lambda *given: (begin(*given), patch.setattr(StorageMirror, "_write", refuse))
+        StorageMirror, "settle", lambda *given: (begin(*given), patch.setattr(StorageMirror, "_write", refuse))[0]
     )
     tune()
 
