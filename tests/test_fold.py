@@ -24,7 +24,7 @@ from argosy.protocol.events import (
     WorkerLost,
 )
 from argosy.results.fold import FILES_KEPT, RunState
-from argosy.running.control.clone import newest_checkpoint
+from argosy.running.directory.clone import newest_checkpoint
 
 SECTIONS = 3
 

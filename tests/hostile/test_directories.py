@@ -23,8 +23,8 @@ from argosy.errors import ArgosyError
 from argosy.plans import Plan
 from argosy.profiles import Profile, load_profiles
 from argosy.results.fold import RunState
-from argosy.running.control.clone import Clone
 from argosy.running.control.resume import resume_points, settle_files
+from argosy.running.directory.clone import Clone
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.inbox import Inbox
 from argosy.running.directory.journal import Journal, read_journal

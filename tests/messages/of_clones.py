@@ -16,12 +16,12 @@ from argosy.protocol.events import Answered
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.clone import Clone
 from argosy.running.control.clones import Clones
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.positions import Positions
 from argosy.running.control.run import Run
 from argosy.running.directory.attached import AttachedRun
+from argosy.running.directory.clone import Clone
 from argosy.running.directory.identity import Identity
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings

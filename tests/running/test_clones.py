@@ -21,10 +21,10 @@ import argosy
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Checkpoint, Cloned, SectionEnded
 from argosy.results.fold import MemberState, RunState
-from argosy.running.control.clone import Clone, newest_checkpoint
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
+from argosy.running.directory.clone import Clone, newest_checkpoint
 from argosy.running.directory.study_json import NEWCOMERS, read_study, write_json
 
 EPOCHS = 6

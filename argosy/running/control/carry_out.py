@@ -27,7 +27,6 @@ from argosy.protocol.events import (
 )
 from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
 from argosy.protocol.trainer import Assign, GroupRank, Measure, Pause, Unassign
-from argosy.running.control.clone import link_checkpoint
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
 from argosy.running.control.losses import RecoveryWay
@@ -37,6 +36,7 @@ from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
 from argosy.running.control.worker_pool import FedLeg, Feeder
+from argosy.running.directory.clone import link_checkpoint
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["ActingPart", "CarryOut"]

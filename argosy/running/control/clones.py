@@ -14,9 +14,9 @@ from argosy.protocol.events import REFUSED, Checkpoint, Cloned
 from argosy.protocol.trainer import Save
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.clone import Clone, newest_checkpoint
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.run import Run
+from argosy.running.directory.clone import Clone, newest_checkpoint
 from argosy.training.member.checkpoint import check_file
 
 __all__ = ["Clones"]

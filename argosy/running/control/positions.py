@@ -10,9 +10,9 @@ from argosy.protocol.events import Assigned, Retried
 from argosy.protocol.feeder import Leg, ShardMark
 from argosy.protocol.trainer import StartMember
 from argosy.results.fold import FAILED_STATUSES, RunState
-from argosy.running.control.clone import Clone
 from argosy.running.control.resume import ResumePoint, resume_point, resume_points
 from argosy.running.control.verdicts import Fate, Judge, StoppingRules, Verdict, combine_verdicts
+from argosy.running.directory.clone import Clone
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.launcher import Job

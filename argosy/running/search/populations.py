@@ -8,7 +8,7 @@ from argosy.bindings import unwrap_partials
 from argosy.errors import StudyError
 from argosy.protocol.events import Checkpoint, Cloned
 from argosy.results.fold import MemberState
-from argosy.running.control.clone import LOADED, newest_checkpoint
+from argosy.running.directory.clone import LOADED, newest_checkpoint
 from argosy.running.search.trials import Trial
 from argosy.study import Member
 from argosy.tuning.pbt import Pbt

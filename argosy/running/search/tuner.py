@@ -20,8 +20,8 @@ from argosy.errors import StudyError
 from argosy.errors.warned import warn_caller
 from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.results.fold import FINAL_STATUSES, RunState
-from argosy.running.control.clone import link_checkpoint, newest_checkpoint
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
+from argosy.running.directory.clone import link_checkpoint, newest_checkpoint
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job
