@@ -200,8 +200,8 @@ def run(
                 state.apply(anew)
             cluster = launcher.discover(settings)
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
-        report = load_report(directory, study=study, compares=False)  # the study is the one that was trained
+            trained = drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
+        report = load_report(directory, study=trained, compares=False)
         watching.run_on_end(report, report.leader)
     return report
 

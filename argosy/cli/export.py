@@ -15,10 +15,14 @@ __all__ = ["export"]
 def export(
     directory: RunDirectory,
     member: Annotated[str | None, typer.Argument(help="Name of a member or trial; the best by default.")] = None,
-    study_file: Annotated[
-        Path,
-        typer.Option("--study", help="Python file with the `study` or `search` of the run, which builds the networks."),
-    ] = Path("study.py"),
+    study_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--study",
+            help="Python file with the `study` or `search` of the run, which builds the networks; study.py by default. Name also the files "
+            "of `argosy add`: --study study.py --study more.py.",
+        ),
+    ] = None,
     format: Annotated[
         Literal["safetensors", "onnx", "torch-export", "hub"],
         typer.Option(help="Weights, a program for ONNX Runtime or torch, or a folder for the Hugging Face Hub."),
@@ -40,13 +44,14 @@ def export(
         raise PlanError(
             f"member {member!r} was named, but --ensemble and --top export several; omit the name or these options."
         )
-    to = to.absolute()  # the study file may change the working directory
-    directory = directory.absolute()
+    to, directory = to.absolute(), directory.absolute()  # a study file may change the working directory
+    study_files = [file.absolute() for file in study_files or [Path("study.py")]]
     from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study
     from argosy.running.search.loading import load
 
-    study_or_search: Any = (load_search if load(directory).is_search else load_study)(study_file)
-    report = load(directory, study=study_or_search)
+    is_search = load(directory).is_search
+    described: Any = load_search(study_files[0]) if is_search else [*map(load_study, study_files)]
+    report = load(directory, study=described)
     network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
     before = _files(to)
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)

@@ -84,7 +84,7 @@ class Trained:
         if name not in study.names:
             raise RunError(
                 f"the study has no member {name!r}{did_you_mean(name, study.names)}, only {format_names(study.names)}. Pass the "
-                "run's own study, including members that were added or cloned."
+                "run's own study or, with members that `argosy add` brought, a list of it and theirs: study=[study, added], or --study for each file."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256, key="model")
         # The file is either a whole checkpoint, which names the section of its best weights under "best", or only the best weights.

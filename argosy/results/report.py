@@ -91,6 +91,8 @@ class Report:
     """Number of sections per epoch."""
     is_search: bool = False
     """Whether members are trials: ``report.run`` of `argosy.tune`."""
+    has_added: bool = False
+    """Whether ``argosy add`` brought members of other study files."""
 
     @property
     def last_packs(self) -> tuple[Packed, ...]:
@@ -487,7 +489,8 @@ class Report:
     @property
     def _load_expression(self) -> str:
         """Return the Python expression that reads this report again."""
-        return f"argosy.load({str(self.directory)!r}, study={'search).run' if self.is_search else 'study)'}"
+        study = "search).run" if self.is_search else "[study, added])" if self.has_added else "study)"
+        return f"argosy.load({str(self.directory)!r}, study={study}"
 
     def _actions(self, again: str, fixed: str) -> tuple[tuple[str, str], ...]:
         folder = shlex.quote(str(self.directory))
@@ -599,6 +602,7 @@ class Report:
             gauges=gauges_of(state),
             validations_per_epoch=summary["validations_per_epoch"],
             is_search=bool(state.searches),
+            has_added=any(one.command.get("command") == "add" and not one.refused for one in state.answered),
         )
 
 

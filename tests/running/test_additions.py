@@ -24,6 +24,7 @@ from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.study_json import read_study
+from argosy.running.directory.studyfile import load_study
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import Silent
 
@@ -178,6 +179,40 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         assert (run / "journal.jsonl").read_bytes() == before
     copy.write_text(text)
     assert {row.status for row in living.run(study, run, devices="cpu:2", block_size=16).rows} == {"done"}
+
+
+def test_networks_of_members_that_joined_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clones are known from the journal; the study of an added file is the user's code, and only the user passes it."""
+    living.trusting(monkeypatch)
+    run, file = tmp_path / "run", tmp_path / "more.py"
+    file.write_text(LATE.format(fleet="studies.member('late', hidden=8)"))
+    commands: list[dict[str, Any]] = [
+        {"command": "add", "study": str(file)},
+        {"command": "clone", "member": "one", "name": "cold", "set": {"optimizer.lr": 0.1}, "warm": False},
+        {"command": "clone", "member": "late", "name": "later", "set": {"optimizer.lr": 0.1}, "warm": False},
+    ]
+
+    def act(driver: Driver) -> None:
+        needed = commands[0].get("member", "one") if commands else ""
+        if needed in driver.run.study.names and not driver.members.addition(needed):
+            inbox.write_command(run, commands.pop(0))
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=[studies.member("one")], epochs=4)
+    report = argosy.train(study, directory=run, launcher="inline")
+    names = {"one", "late", "cold", "later"}
+    assert {row.name for row in report.rows} == names
+    weights = {name: report.member(name).load().state_dict() for name in names}
+    assert "study=[study, added]).member(" in str(report)
+    alone = argosy.load(run, study=study)
+    assert alone.member("cold").load().state_dict().keys() == weights["cold"].keys()
+    with pytest.raises(RunError, match=r"'late', only one, cold\. Pass the run's own study or"):
+        alone.member("late").load()
+    together = argosy.load(run, study=[study, load_study(file)])
+    for name in names:
+        found = together.member(name).load().state_dict()
+        assert all(map(torch.equal, found.values(), weights[name].values()))
+    assert len(together.ensemble().scores) == 5  # its own, and those of four members
 
 
 def arrays(length: int) -> argosy.Data:

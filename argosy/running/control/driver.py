@@ -71,7 +71,7 @@ from argosy.running.watch.interrupts import pausing_on_signal
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.opening import identities_of_arrays
-from argosy.study import sharing_warnings
+from argosy.study import Study, sharing_warnings
 from argosy.training.choice.measure import UNMOVED
 from argosy.training.choice.unsaved import LOADED, TOGETHER, VALIDATING
 
@@ -393,8 +393,8 @@ def drive(
     bringers: Sequence[Bringer] = (),
     packs: NamedPolicy | None = None,
     anew: BeganAnew | None = None,
-) -> None:
-    """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`."""
+) -> Study:
+    """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`. Returns it with added members."""
     measuring = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
     run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)
@@ -415,3 +415,4 @@ def drive(
             raise
         finally:
             driver.end(status, reason)
+    return run.study

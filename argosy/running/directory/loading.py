@@ -1,12 +1,14 @@
 """Read a run's directory."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from argosy.disk.files import user_path
-from argosy.errors import RunError
-from argosy.protocol.events import Event
+from argosy.errors import RunError, StudyError
+from argosy.protocol.events import Answered, Event
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
 from argosy.results.report import Report
@@ -45,15 +47,30 @@ def load_timed(directory: str | Path, *, study: Study | None = None, compares: b
         )
         raise RunError(f"{directory} has no study.json: the data {how}.")
 
-    networks = partial(
-        _networks, study, state, directory, _changed(study, directory) if study is not None and compares else {}
-    )
+    changed: Mapping[str, Sequence[str]] = {}
+    if study is not None:
+        study = _with_clones(study, state.answered)
+        changed = _changed(study, directory) if compares else {}
+    networks = partial(_networks, study, state, directory, changed)
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working), events
 
 
 def search_report_of(report: Report, events: Timeline) -> SearchReport | None:
     """Return the report of a search, from what `load_timed` returns and without Optuna's study; None if it is no search."""
     return SearchReport.of(report, events, None) if report.is_search else None
+
+
+def _with_clones(study: Study, answered: Iterable[Answered]) -> Study:
+    """Return the study with the clones that joined the run; what `argosy add` brought is code, which reading a directory never executes."""
+    from argosy.running.directory.clone import Clone  # as in `_changed`
+
+    for command in (one.command for one in answered if one.command.get("command") == "clone" and not one.refused):
+        clone = Clone.of(command)
+        if clone.source in study.names and clone.name not in study.names:
+            # A source that has changed since may no longer have what the clone changes.
+            with contextlib.suppress(StudyError):
+                study = replace(study, members=(*study.members, clone.member(study.member(clone.source))))
+    return study
 
 
 def _changed(study: Study, directory: Path) -> dict[str, list[str]]:

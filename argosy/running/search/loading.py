@@ -1,9 +1,13 @@
 """Reads the directory of a run or of a search, with the description that builds its networks."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from argosy.disk.files import user_path
+from argosy.errors import StudyError
+from argosy.errors.checks import describe_value
 from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.report import Report
@@ -17,18 +21,18 @@ __all__ = ["load"]
 
 
 @overload
-def load(directory: str | Path, *, study: Study | None = None) -> Report: ...
+def load(directory: str | Path, *, study: Study | Sequence[Study] | None = None) -> Report: ...
 @overload
 def load(directory: str | Path, *, study: Search) -> SearchReport: ...
 @known_keywords("argosy.load")
-def load(directory: str | Path, *, study: Study | Search | None = None) -> Report | SearchReport:
+def load(directory: str | Path, *, study: Study | Sequence[Study] | Search | None = None) -> Report | SearchReport:
     """Return the report of a run, read from its directory; with `study`, its members can `load()` their networks.
 
-    For a search, pass its `argosy.Search` as `study`; the result is then the report that `argosy.tune` returned. Raises RunError if
-    the directory holds no run yet, or another search.
+    If ``argosy add`` brought members of other files, pass a list of the run's study and theirs. For a search, pass its `argosy.Search` as
+    `study`; the result is then the report that `argosy.tune` returned. Raises RunError if the directory holds no run yet, or another search.
     """
     if not isinstance(study, Search):
-        return loading.load_report(directory, study=study)
+        return loading.load_report(directory, study=None if study is None else _together(study))
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     directory = user_path(directory)
@@ -37,3 +41,18 @@ def load(directory: str | Path, *, study: Study | Search | None = None) -> Repor
     tuner.replay(events, RunState.of(events))
     report, timed = loading.load_timed(directory, study=tuner.study)
     return SearchReport.of(report, timed, tuner.sampling.study)
+
+
+def _together(given: Any) -> Study:
+    """Return the study, or the first of several with the members of the others; raises StudyError for anything else."""
+    studies = given if isinstance(given, list | tuple) else [given]
+    if not studies or not all(isinstance(one, Study) for one in studies):
+        raise StudyError(
+            f"argosy.load: study is {describe_value(given)}; it must be the argosy.Study of the run, a list of it and the studies of added "
+            "files, or the argosy.Search of a search."
+        )
+    first: Study
+    others: list[Study]
+    first, *others = studies
+    added = [one for other in others for one in other.members if one.name not in first.names]
+    return replace(first, members=(*first.members, *added))
