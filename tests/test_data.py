@@ -1,6 +1,7 @@
 """Tests of `argosy.data`: datasets from folders of images, tables, lines of JSON, weights and features of a network."""
 
 import csv
+import datetime
 import json
 import math
 from decimal import Decimal
@@ -381,6 +382,17 @@ def test_numbers_that_a_frame_holds_as_objects_are_numbers() -> None:
     assert (found.features, found.inputs[1].tolist()) == (("0", "1=a", "1=b", "3"), [1, 0, 1, 1.5])
     assert (found.classes, found.targets.tolist()) == ((*range(11),), [*range(11), 0])
     assert argosy.data.columns(mixed, "0", "3")[0].tolist() == [*range(12)]
+
+
+@pytest.mark.parametrize(
+    "days",
+    [np.arange(3).astype("datetime64[ns]"), np.arange(3).astype("timedelta64[ns]"), [datetime.date(2024, 1, 1)] * 3],
+)
+def test_a_target_of_dates_or_durations_is_refused(days: Any) -> None:
+    frame = {"x": np.zeros(3), "y": days}
+    with pytest.raises(StudyError, match="table: target 'y' holds dates or durations"):
+        argosy.data.table(frame, target="y")
+    assert len(argosy.data.table(frame, target="y", target_is="classes").classes) == len(set(days))
 
 
 def test_decimals_are_numbers() -> None:

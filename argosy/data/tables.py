@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -453,6 +453,13 @@ def _as_known_words(name: str, column: Column, words: Collection[str]) -> Column
 def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tuple[Any, ...], Column]:
     if target_is == "numbers" or (target_is is None and column.dtype.kind == "f"):
         return (), _as_numbers(name, column)
+    if target_is is None and (
+        column.dtype.kind in "mM" or any(isinstance(value, date | timedelta) for value in column.tolist())
+    ):
+        raise StudyError(
+            f"table: target {name!r} holds dates or durations, of which each would be a class. Convert them to numbers, for example dates "
+            "to days since the first one, or pass target_is='classes'."
+        )
     classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
     return tuple(classes.tolist()), numbers.astype(np.int64)
 

@@ -175,6 +175,7 @@ CASES = {
     "validation data with different classes": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
     "a table with an infinite value": lambda: data.table({"x": np.array([np.inf]), "y": np.zeros(1)}, target="y"),
     "a table with dates": lambda: data.table({"x": np.zeros(1, "datetime64[D]"), "y": np.zeros(1)}, target="y"),
+    "a target of dates": lambda: data.table({"x": np.zeros(1), "y": np.zeros(1, "datetime64[D]")}, target="y"),
     "a column with too many different words": lambda: data.table(
         {"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"
     ),
