@@ -65,6 +65,9 @@ class CountingBlock:
         """See `argosy.stream.blocks.Block.private`."""
         return self
 
+    def class_numbers(self) -> None:
+        """See `argosy.stream.blocks.Block.class_numbers`."""
+
 
 @dataclass
 class Counts:
