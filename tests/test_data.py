@@ -401,6 +401,9 @@ def test_decimals_are_numbers() -> None:
     assert (found.features, found.classes, found.targets.tolist()) == (("count",), (), [1.5, 2])
     found = argosy.data.table({"price": prices, "count": counts}, target="count")
     assert (found.inputs.tolist(), found.classes, found.targets.tolist()) == ([[1.5], [2]], (3, 7), [1, 0])
+    whole = np.array([Decimal("2.00"), Decimal("1.0E+20")])  # of prices all may be whole, and few fit into 64 bits
+    found = argosy.data.table({"price": whole, "count": counts}, target="price")
+    assert (found.classes, found.targets.tolist()) == ((), [2, np.float32(1e20)])
 
 
 def test_what_has_no_columns_is_no_table() -> None:

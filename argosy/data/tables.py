@@ -302,8 +302,7 @@ def _as_numeric(column: Column) -> Column:
     if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
         return np.array(column.tolist())
     if column.dtype == object and all(isinstance(value, Real | Decimal) for value in column.flat):
-        numbers = column.astype(np.float64)  # of decimals, as databases have them
-        return numbers.astype(np.int64) if (numbers % 1 == 0).all() else numbers
+        return _parse_column(list(map(str, column)))  # decimals are numbers as a file has them: 7.00 is not whole
     return column
 
 
