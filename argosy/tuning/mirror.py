@@ -59,15 +59,15 @@ class StorageMirror:
     def settle(self, trials: list[optuna.trial.FrozenTrial]) -> list[str]:
         """Make the storage contain exactly these trials, and start the writer thread.
 
-        Returns how the distributions of the latest trial that was stored have changed since.
+        Returns how the distributions have changed since: of each parameter that of the latest stored trial that has it.
         """
         stored = self.study.get_trials(deepcopy=False)
-        changes = [
-            f"{name} was {there.distributions[name]}, is now {now}"
-            for there, here in [*zip(stored, trials, strict=False)][-1:]
+        latest = {
+            name: (there.distributions.get(name, now), now)
+            for there, here in zip(stored, trials, strict=False)
             for name, now in here.distributions.items()
-            if there.distributions.get(name, now) != now
-        ]
+        }
+        changes = [f"{name} was {before}, is now {now}" for name, (before, now) in latest.items() if before != now]
         if any(map(_contradicts, stored, trials)) or len(stored) > len(trials):
             optuna.delete_study(study_name=self.name, storage=self.storage)
             self.study, stored = self._open(), []

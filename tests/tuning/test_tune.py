@@ -331,6 +331,17 @@ def test_a_search_that_draws_from_another_space_from_now_on_says_so_once(tmp_pat
     tune(tmp_path, n_trials=3, space=wider, **rest)
 
 
+def test_a_range_that_the_latest_trial_does_not_draw_from_is_told_too(tmp_path: Path) -> None:
+    def space(high: float, trial: optuna.Trial) -> None:
+        if trial.suggest_categorical("kind", ["deep", "flat"]) == "deep":
+            trial.suggest_float("lr", 0.01, high)
+
+    rest = {"scheduler": "random", "max_epochs": 1, "enqueue": [{"kind": "deep"}, {"kind": "flat"}]}
+    tune(tmp_path, n_trials=2, space=partial(space, 0.1), **rest)
+    with pytest.warns(UserWarning, match=r"^the space has changed: lr was .*high=0.1.*, is now .*high=0.2"):
+        tune(tmp_path, n_trials=2, space=partial(space, 0.2), **rest)
+
+
 def test_what_is_enqueued_later_is_next_and_once(tmp_path: Path) -> None:
     rest = {"scheduler": "random", "max_epochs": 1}
     known = [{"lr": 0.05}, {"lr": 0.06, "batch_size": 8}]
