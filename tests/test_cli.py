@@ -388,6 +388,17 @@ def test_the_default_directory_of_a_program_on_the_standard_input_has_a_name_tha
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [(KeyboardInterrupt(), "interrupted"), (KeyboardInterrupt("x; y"), "x; y")]
+)
+def test_a_command_that_is_interrupted_says_so(
+    capsys: pytest.CaptureFixture[str], error: KeyboardInterrupt, words: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt), cli._launcher("inline"):
+        raise error
+    assert capsys.readouterr().err == f"{words}\n"
+
+
 def test_a_module_beside_the_study_file_is_found(folder: Path) -> None:
     (folder / "beside.py").write_text("from torch import nn\ndef net(hidden):\n    return nn.Linear(6, 3)\n")
     (folder / "study.py").write_text(

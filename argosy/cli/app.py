@@ -359,7 +359,7 @@ def _launcher(
         try:
             yield launcher
         except KeyboardInterrupt as interrupt:  # Typer ends without a word
-            console(stderr=True).print(str(interrupt), style="red", soft_wrap=True)
+            console(stderr=True).print(str(interrupt) or "interrupted", style="red", soft_wrap=True)
             raise
 
 
