@@ -198,7 +198,8 @@ class Tuner:
         Identity(job.directory, trials, job.process_state, of_search=True).check(job.study)
         findings = self.found(state)
         changes = self.show(job.directory, store)
-        if changes and self.sampling.points is None:  # a grid goes on with the points that it lacks
+        # A grid goes on with the points that it lacks; of a search that never started to train, no trial is left.
+        if changes and self.sampling.points is None and state.started is not None:
             warn_caller(
                 f"the space has changed: {'; '.join(changes)}. Earlier trials of this directory stay as they are, and further ones "
                 "are drawn from the space as it is now."
