@@ -252,7 +252,7 @@ class Sampling:
                 "space: a trial's parameters must be numbers, strings, bools or None; found "
                 f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
             )
-        if constraints := getattr(trial, "constraints", None):  # from Optuna 5 on
+        if constraints := trial.constraints:
             raise StudyError(
                 f"space: it sets the constraints {[*constraints]} of a trial, by which the search would not choose the best "
                 "one. Remove set_constraint, and pass constraints= to the search, a function of what a trial has reached."

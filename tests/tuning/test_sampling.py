@@ -211,7 +211,5 @@ def test_a_constraint_of_optuna_which_would_choose_another_best_trial_is_refused
     def space(trial: optuna.Trial) -> None:
         trial.set_constraint("small", trial.suggest_float("x", 0.1, 0.2) - 0.05)
 
-    if not hasattr(optuna.Trial, "set_constraint"):
-        pytest.skip("Optuna has it from 5.0 on")
     with pytest.raises(StudyError, match=r"it sets the constraints \['small'\] .* pass constraints= to the search"):
         Sampling(space, modes=["min"], seed=3, sampler=optuna.samplers.RandomSampler).ask()
