@@ -51,9 +51,7 @@ class Journal:
         """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
         self._descriptor = open_append_descriptor(self.path)
         whole = sum(len(line) + 1 for line in read_lines(self.path))
-        if (
-            whole < os.fstat(self._descriptor).st_size
-        ):  # otherwise a look at a finished run would count as a change of it
+        if os.fstat(self._descriptor).st_size > whole:  # else a look at a finished run would count as a change of it
             os.ftruncate(self._descriptor, whole)
         return self
 
