@@ -342,6 +342,14 @@ def test_a_range_that_the_latest_trial_does_not_draw_from_is_told_too(tmp_path: 
         tune(tmp_path, n_trials=2, space=partial(space, 0.2), **rest)
 
 
+def test_a_search_that_has_nothing_to_do_is_not_changed(tmp_path: Path) -> None:
+    tune(tmp_path, n_trials=1, scheduler="random", max_epochs=1)
+    before = (tmp_path / "journal.jsonl").stat().st_mtime_ns
+    tune(tmp_path, n_trials=1, scheduler="random", max_epochs=1)
+    assert (tmp_path / "journal.jsonl").stat().st_mtime_ns == before
+    assert tune(tmp_path, n_trials=1, scheduler="random", max_epochs=2).epochs == 2
+
+
 def test_what_is_enqueued_later_is_next_and_once(tmp_path: Path) -> None:
     rest = {"scheduler": "random", "max_epochs": 1}
     known = [{"lr": 0.05}, {"lr": 0.06, "batch_size": 8}]

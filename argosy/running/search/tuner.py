@@ -207,7 +207,12 @@ class Tuner:
         for new in brought:
             if new.cloned is not None:
                 link_checkpoint(job.directory, new.cloned)
-        for event in (SearchBegan(terms=self.terms), *(event for new in brought for event in new.events), *findings):
+        began = SearchBegan(terms=self.terms)
+        over = (
+            not brought and state.searches[-1:] == [began] and state.ended is not None and state.ended.status == "done"
+        )
+        # A finished search whose command is given again is not changed.
+        for event in (*([] if over else [began]), *(event for new in brought for event in new.events), *findings):
             journal.append(event)
             state.apply(event)
         journal.commit()
