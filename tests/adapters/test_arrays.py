@@ -88,6 +88,18 @@ def test_a_signal_ends_a_fit_which_returns_no_network_that_has_trained_for_less(
         signal.signal(signal.SIGUSR1, before)
 
 
+def interrupting_twice(batch: Any) -> Any:
+    """Interrupt the run as an impatient person would."""
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+    return batch
+
+
+def test_a_fit_that_is_interrupted_twice_does_not_say_that_it_can_be_resumed() -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        argosy.fit(X, WORDS, member(augment=interrupting_twice), **HOW)
+
+
 def test_what_a_fit_has_reached_within_its_time_limit_is_returned() -> None:
     how = {**HOW, "stop": argosy.MaxEpochs(100_000), "time_limit": 1.5}
     assert argosy.fit(X, WORDS, member(), **how).report.status == "paused"
