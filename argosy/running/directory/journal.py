@@ -45,7 +45,7 @@ class Journal:
         self._due = 0.0
         """Time by which the lines must be on the disk."""
         self._offset = time.time() - time.monotonic()
-        """The differences of times of one driver are durations, also if the clock is set meanwhile."""
+        """Added to the monotonic clock's time: differences of one driver's times are durations, though the clock is set or the machine sleeps."""
 
     def __enter__(self) -> "Journal":
         """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
@@ -170,7 +170,7 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     """Return the event of a journal's line; None for a kind that this version does not know.
 
     What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines
-    also carry ``at``, the time they were written, which no decision depends on. Raises ValueError for lines that no
+    also carry ``at``, the time they were written (see `Journal`), which no decision depends on. Raises ValueError for lines that no
     version writes.
     """
     name = line["event"]
