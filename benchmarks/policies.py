@@ -3,9 +3,10 @@
 The slowest rate is at most an eighth of the fastest, and epochs are 2 to 8. Samples lie in memory, since the bound does
 not count preparing them on the cores that train. For each run it gives the makespan, from the first member's start to
 the last one's end; its ratio to the lower bound; the share of device time outside of members' own steps; predicted over
-actual seconds of sections, with the first of a leg apart; and what the simulator makes of the run, over what it took. The bound uses the best rate of each member in any run of the
-same round, since the machine's speed differs more between rounds than policies do. Members that train unsplit from
-their first epoch on must end with the same weights under every policy.
+actual seconds of sections, with the first of a leg apart; and what the simulator makes of the run, over what it took.
+The bound uses the best rate of each member in any run of the same round, since the machine's speed differs more between
+rounds than policies do. Members that train unsplit from their first epoch on must end with the same weights under every
+policy.
 """
 
 import json
