@@ -546,6 +546,8 @@ FOREIGN: tuple[Any, ...] = (
     partial(Adam, amsgrad=True),
     partial(AdamW, maximize=True),
     partial(Adam, lr=torch.tensor(0.01)),
+    partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99901))),
+    partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99904))),  # its betas look like those before
     partial(SGD, lr=0.01, foreach=True),
     partial(Signs, lr=0.001),
 )

@@ -57,7 +57,9 @@ def is_unusual(optimizer: Optimizer) -> bool:
     groups = optimizer.param_groups
     return (
         any(group.get(option) for group in groups for option in UNUSUAL)
-        or any(isinstance(group["lr"], Tensor) or _counts_on_device(group) for group in groups)
+        or any(
+            _counts_on_device(group) or any(isinstance(one, Tensor) for one in settings_of(group)) for group in groups
+        )
         or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
         or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
         or _steps_otherwise(optimizer)

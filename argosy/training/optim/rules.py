@@ -8,7 +8,7 @@ product covers all rows.
 What a step needs from an optimizer is a row of eight numbers, in the order of `argosy.training.device.kernel_forms.OwnKernels.step`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,8 +43,8 @@ __all__ = [
 
 MOMENTS = "exp_avg", "exp_avg_sq"
 """Names of Adam's moments."""
-SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
-"""Options that a step depends on and that schedules may change."""
+SETTINGS = ("lr", "weight_decay", "momentum", "eps", "nesterov")
+"""Options that a step depends on and that schedules may change, besides the betas."""
 EPS, RATE = 5, 6
 """Positions in a row of numbers."""
 SMALL = 16**3
@@ -60,8 +60,8 @@ Steps = npt.NDArray[np.float32]
 
 
 def settings_of(group: Group) -> tuple[Any, ...]:
-    """Return the values of `SETTINGS` in a parameter group; None for those that it lacks."""
-    return tuple(group.get(name) for name in SETTINGS)
+    """Return the values of `SETTINGS` in a parameter group, None for those that it lacks, and its betas."""
+    return (*map(group.get, SETTINGS), *(group.get("betas") or ()))
 
 
 def has_momentum(group: Group) -> bool:
@@ -258,9 +258,9 @@ class Tile:
         """Group the rows by their settings; the result is cached until these change."""
         settings = [settings_of(group) for group in self.groups]
         if self.alike is None or self.alike[0] != settings:
-            rows: dict[str, list[int]] = {}
+            rows: dict[Hashable, list[int]] = {}
             for row, own in enumerate(settings):
-                rows.setdefault(repr(own), []).append(row)
+                rows.setdefault(own, []).append(row)
             names = kernel.state_of(self.groups[0])
             weights, *state = [self._cut(of) for of in (self.weights, *(self.state[name] for name in names))]
             # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
