@@ -181,14 +181,16 @@ def _shapes_of_inputs(layout: Layout) -> Any:
 def few_inputs(study: Study, *, prepared: bool, other_lengths: bool = False) -> Any:
     """Return the inputs of two samples on the CPU: as networks take them if `prepared`, otherwise as the dataset returns them.
 
-    With `other_lengths`, what varies in length has another one than these samples. Raises StudyError if the study's samples cannot be opened.
+    What varies in length has 2 elements or more, and with `other_lengths` another number. Raises StudyError if the study's samples cannot be opened.
     """
     with preserve_random_states():
         source = _open_source(study.data, study.seed, example_split(study))
         block = _read_block(source, np.arange(2) % source.length)
-        form = batch_form(block.tree) if other_lengths else None
+        form = batch_form(block.tree)
         for lengths in () if form is None else (block.leaves[number] for number in form.lengths):
-            lengths.fill_(longest - 1 if (longest := int(lengths.max())) > 1 else 2)
+            lengths.clamp_(min=2)  # a size of 1 is a fixed one for torch.export
+            if other_lengths:
+                lengths.fill_(lengths.max() - 1)
         inputs = _batch(block, study.data.on_device if prepared else None, torch.device("cpu"))[0]
     return {name: leaf for name, leaf in inputs.items() if name != "labels"} if isinstance(inputs, Mapping) else inputs
 

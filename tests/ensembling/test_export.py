@@ -238,17 +238,26 @@ def test_samples_of_unlike_length_are_taken_at_any_length(tmp_path: Path, way: s
 
 
 class Alike(texts.Texts):
-    """Texts of which the first 40 have five tokens."""
+    """Texts of which the first 40 have this many tokens."""
+
+    tokens = 5
 
     def __getitem__(self, index: int) -> tuple[dict[str, Any], int]:
         text, label = super().__getitem__(index)
-        return ({"ids": (text["ids"] * 5)[:5]} if index < 40 else text), label
+        return ({"ids": (text["ids"] * self.tokens)[: self.tokens]} if index < 40 else text), label
 
 
-def test_samples_of_unlike_length_are_known_as_such_if_the_first_ones_are_alike(tmp_path: Path) -> None:
-    wanted = texts.study(texts.member("reader"), length=80, sort=Alike, stop=argosy.MaxEpochs(1))
+class OfOneToken(Alike):
+    """Texts of which the first 40 have one token."""
+
+    tokens = 1
+
+
+@pytest.mark.parametrize("sort", [Alike, OfOneToken])
+def test_samples_of_unlike_length_are_known_as_such_if_the_first_ones_are_alike(tmp_path: Path, sort: Any) -> None:
+    wanted = texts.study(texts.member("reader"), length=80, sort=sort, stop=argosy.MaxEpochs(1))
     report = argosy.train(wanted, directory=tmp_path / "run", launcher="inline", devices="cpu:1", quiet=True)
-    folder = report.export(tmp_path / "out")
+    folder = report.export(tmp_path / "out", format="torch-export")
     shapes = [leaf["shape"] for leaf in json.loads((folder / "config.json").read_text())["inputs"]]
     assert shapes == [["batch", "length"]] * 2
 
