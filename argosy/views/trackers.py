@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -62,7 +63,7 @@ class TrackerFeed:
         """Suffixes of all members' names after the run has started over (`_run_anew`), and of members that have; trackers keep what
         they have from before under the old names."""
         self._delay: float = getattr(tracker, "delay_seconds", 0.0)
-        self._unwritten: list[tuple[float, str, float]] = []
+        self._unwritten: deque[tuple[float, str, float]] = deque()
         """Sections that it has got and may lose if the process is killed: when, the member, and its epochs."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
@@ -148,12 +149,11 @@ class TrackerFeed:
 
     def _note_written(self, ended: str | None) -> None:
         """Note the sections of a member that has ended, and of others those that it has had for long enough."""
-        unwritten, self._unwritten = self._unwritten, []
-        for got, member, epochs in unwritten:
-            if member == ended or got + self._delay <= self._came_back:
+        while self._unwritten and self._unwritten[0][0] + self._delay <= self._came_back:
+            self._note(*self._unwritten.popleft()[1:])
+        for _, member, epochs in () if ended is None else self._unwritten:
+            if member == ended:
                 self._note(member, epochs)
-            else:
-                self._unwritten.append((got, member, epochs))
 
     def _note(self, member: str, epochs: float) -> None:
         with open_append(self._told) as file:
