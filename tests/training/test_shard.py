@@ -16,7 +16,9 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
+from argosy.errors import StudyError
 from argosy.stream.schedule import Orders
+from argosy.study import IGNORED
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.shard.ends import HOST
 from argosy.training.programs.shard.parallel import Group
@@ -156,6 +158,19 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
     assert (saved["position"], saved["carried"], saved["steps"]) == (0, None, 0)
     assert [move for move in steps({"m": shard}, second) if move is not Move.WAIT] == [Move.FINISH, Move.BEGIN]
     assert live.position == 30
+    shard.release()
+
+
+def test_a_label_that_comes_late_is_refused(tmp_path: Path) -> None:
+    orders, (inputs, labels) = Orders(0, {"train": packs.TRAIN}), packs.samples()[0]
+    late = labels.index_fill(0, torch.tensor(int(orders.epoch("train", 0)[35])), IGNORED)
+    live = packs.live(member("m", batch_size=10))
+    shard = Shard(live, Group.form(str(tmp_path / "m"), 0, 1, on=HOST), (1.0,), number=0)
+    live.begin_epoch(orders, 0)
+    first, second, *_ = blocks(orders.epoch("train", 0), 20, arrays=(inputs, late))
+    list(steps({"m": shard}, packs.there(first, shard)))
+    with pytest.raises(StudyError, match="1 of 20 samples have the label -100"):
+        list(steps({"m": shard}, packs.there(second, shard)))
     shard.release()
 
 

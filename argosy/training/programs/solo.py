@@ -71,14 +71,14 @@ class Solo:
         ):
             yield
 
-    def cut(self, block: Block) -> Iterator[Batch]:
-        """Implement `Program.cut`."""
+    def cut(self, block: Block, *, after: Batch | None = None) -> Iterator[Batch]:
+        """Implement `Program.cut`, after a batch that is begun, if any."""
         live = self.live
         assert live.cutter is not None
         live.best.keep()
         self.drop_gradients()
         self._foreseen.note(block, (live.cutter,), augment=True)
-        return live.cutter.take(block, private=live.private)
+        return live.cutter.take(block, private=live.private, after=after)
 
     def begin(self, batch: Batch) -> None:
         """Implement `Program.begin`, for all micro-batches of the batch."""

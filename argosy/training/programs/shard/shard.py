@@ -77,10 +77,7 @@ class Shard:
 
     def cut(self, block: Block) -> Iterator[Batch]:
         """Implement `Program.cut`, after the batch begun, if any."""
-        live = self.live
-        assert live.cutter is not None
-        live.best.keep()
-        return live.cutter.take(block, private=live.private, after=self._batch)
+        return self._solo.cut(block, after=self._batch)
 
     def begin(self, batch: Batch) -> None:
         """Compute the share's gradient and start to sum it. The block is not needed afterwards."""
