@@ -15,7 +15,7 @@ from packs import difference, state
 from test_bits import binary, first_squared
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 
 import argosy
 from argosy.running.directory.journal import read_journal
@@ -118,6 +118,20 @@ def test_they_have_the_bits_of_each_alone_where_they_were_found() -> None:
         program.release()
     for one, other in zip(alone, lives, strict=True):
         assert difference(state(one), state(other)) == 0.0, one.member.name
+
+
+def test_a_schedule_switches_momentum_on_and_off() -> None:
+    cycle = partial(OneCycleLR, max_lr=0.05, total_steps=5, max_momentum=0.0, base_momentum=0.9)
+    given = [
+        packs.member(f"m{n}", model=partial(mlp, (n,), nn.ReLU()), optimizer=partial(SGD, lr=0.01), schedule=cycle)
+        for n in (24, 32)
+    ]
+    alone, lives = ([packs.live(one, exact=False) for one in given] for _ in range(2))
+    for one in alone:
+        packs.train(Solo(one), 4)
+    packs.train(Grouped.of(lives), 4)
+    for one, other in zip(alone, lives, strict=True):
+        assert difference(state(one), state(other)) < ROUNDING, one.member.name
 
 
 class ModedSGD(SGD):

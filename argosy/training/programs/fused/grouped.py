@@ -4,7 +4,7 @@ Depth, widths, activations, dropout rates and optimizers may differ; batches, lo
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from argosy.training.member.tally import batch_totals
 from argosy.training.optim.flat_kernel import FlatKernel
 from argosy.training.optim.one_pass import apply_moves, prepare_moves
 from argosy.training.optim.parameter_buffer import outside_buffer
+from argosy.training.optim.rules import has_momentum
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.lockstep import Lockstep
@@ -63,8 +64,8 @@ class Grouped(ProgramOfSeveral):
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
         """Each member's weights with their gradients, which a pass overwrites."""
-        self._moves: dict[int, Sequence[Callable[[], object]]] = {}
-        """Prepared steps by row, reused because they only run kernels on the same tensors."""
+        self._moves: dict[tuple[int, Hashable], Sequence[Callable[[], object]]] = {}
+        """Prepared steps by row and by whether there is momentum, reused because they only run kernels on the same tensors."""
         self.kernels: Sequence[FlatKernel] = ()
         """The kernel of all members, after `gather_states`."""
 
@@ -113,17 +114,18 @@ class Grouped(ProgramOfSeveral):
 
     def _finish_as_one(self, passed: Tensor) -> Tensor:
         for row, live in enumerate(self.members):
-            if row in self._moves:
-                apply_moves(live.optimizer, self._moves[row])
+            key = row, tuple(map(has_momentum, live.optimizer.param_groups))  # a schedule may switch it on
+            if key in self._moves:
+                apply_moves(live.optimizer, self._moves[key])
                 continue
             with self._own(row):
-                self._move(row)
+                self._move(row, key)
         return passed
 
     def _follow(self) -> None:
         """Do nothing: no member of this program has an average."""
 
-    def _move(self, row: int) -> None:
+    def _move(self, row: int, key: tuple[int, Hashable]) -> None:
         """Step a member along its gradients, as it does alone."""
         live = self.members[row]
         for weight, gradient in self._gradients[row]:
@@ -134,7 +136,7 @@ class Grouped(ProgramOfSeveral):
                 self._solos[row].move()
         else:
             apply_moves(live.optimizer, moves)
-            self._moves[row] = moves
+            self._moves[key] = moves
             self._solos[row].drop_gradients()
 
     def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
