@@ -90,9 +90,8 @@ def test_a_run_that_a_signal_pauses_warns_if_its_report_is_not_printed(
         ):
             report = train(tmp_path / "run", [studies.member(augment=interrupting)], epochs=99, quiet=True)
         loud = train(tmp_path / "other", [studies.member(augment=interrupting)], epochs=99)
-        monkeypatch.delattr(
-            sys.modules["__main__"], "__file__", raising=False
-        )  # as in a notebook, of which further cells run
+        # As in a notebook, of which further cells run.
+        monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
         with pytest.warns(UserWarning, match="cell is paused: SIGUSR1"):
             train(tmp_path / "cell", [studies.member(augment=interrupting)], epochs=99)
     finally:
