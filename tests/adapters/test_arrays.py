@@ -96,8 +96,12 @@ def interrupting_twice(batch: Any) -> Any:
 
 
 def test_a_fit_that_is_interrupted_twice_does_not_say_that_it_can_be_resumed() -> None:
-    with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        argosy.fit(X, WORDS, member(augment=interrupting_twice), **HOW)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            argosy.fit(X, WORDS, member(augment=interrupting_twice), **HOW)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_a_fit_has_reached_within_its_time_limit_is_returned() -> None:

@@ -356,6 +356,7 @@ CASES = {
     "a figure by an unknown grouping": lambda: run().plot(by="configuratoin"),
     "a network from a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a network of a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
+    "a report with something else as its study": lambda: argosy.load(RUN, study="study.py"),  # type: ignore[call-overload]
     "a network from a study without the member": lambda: loaded(studies.member("vit")),
     "a network from a study that builds a different network": lambda: loaded(studies.member("mlp", hidden=9)),
     "a damaged study.json": lambda: ((journaled() / "study.json").write_text("{}"), argosy.load(RUN)),
