@@ -198,14 +198,18 @@ class Fused(ProgramOfSeveral):
             pairs = zip(sums, gradients, strict=True)
             sums = [other if one is None else one if other is None else one + other for one, other in pairs]
             totals.append(batch_totals(losses.detach(), part.samples))
-        columns, idle = list[Tensor](), set[str]()
+        idle = frozenset(
+            piece.name for piece, own in zip(self.parameter_buffer.pieces, sums, strict=True) if own is None
+        )
+        whole = [own.view(len(own), -1) for own in sums if own is not None and own.is_contiguous()]
+        if len(whole) == len(sums):
+            return Part(sum(totals[1:], totals[0]), torch.cat(whole, 1), idle)
+        # Those of transposed products are copied to their columns at once.
+        gathered = weights.new_zeros(weights.shape) if idle else weights.new_empty(weights.shape)
         for piece, own in zip(self.parameter_buffer.pieces, sums, strict=True):
-            if own is None:
-                idle.add(piece.name)
-            columns.append(
-                weights.new_zeros(len(weights), piece.stop - piece.start) if own is None else own.reshape(len(own), -1)
-            )
-        return Part(sum(totals[1:], totals[0]), torch.cat(columns, 1), frozenset(idle))
+            if own is not None:
+                piece.over(gathered).copy_(own)
+        return Part(sum(totals[1:], totals[0]), gathered, idle)
 
     def _derived(self, part: PackInputs, share: float) -> Derived:
         """Compute losses and gradients of the members on a `share` of a batch, by compiled code if there is any."""
