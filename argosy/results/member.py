@@ -86,13 +86,21 @@ class MemberResult:
 
     @classmethod
     def of(
-        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
+        cls,
+        state: MemberState,
+        described: Mapping[str, Any],
+        *,
+        directory: Path,
+        networks: Callable[[], Networks],
+        at_work: bool,
     ) -> "MemberResult":
-        """Build the result from a member's fold and its description in ``study.json``."""
+        """Build the result from a member's fold and its description in ``study.json``; `at_work` says that the run has a driver."""
         best, repetition = state.best, described["repetition"]
+        # A driver that was killed has journaled no pause.
+        status = "paused" if state.status == "training" and not at_work else state.status
         return cls(
             name=state.name,
-            status=LEFT_OUT if described.get("left_out") else state.status,
+            status=LEFT_OUT if described.get("left_out") else status,
             reason=state.reason,
             epochs=state.epochs,
             metrics=dict(best.metrics) if best else {},

@@ -562,7 +562,11 @@ class Report:
         objective, mode = summary["objective"], summary["mode"]
         rows = [
             MemberResult.of(
-                state.members.get(name, MemberState(name)), described, directory=directory, networks=networks
+                state.members.get(name, MemberState(name)),
+                described,
+                directory=directory,
+                networks=networks,
+                at_work=at_work,
             )
             for name, described in summary["members"].items()
         ]

@@ -245,6 +245,15 @@ def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
     assert said[1].split()[:2] == ["whole", "done"] and said[-1] == "Look at one:     argosy report runs/whole"
 
 
+@pytest.mark.tampers
+def test_members_of_a_killed_run_do_not_train(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=3)
+    voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2, end=False))
+    report = argosy.load(tmp_path / "run")
+    assert (report.status, [row.status for row in report.rows]) == ("interrupted", ["paused", "paused"])
+    assert "interrupted: 2 paused. " in str(report)
+
+
 def test_help_begins_with_what_people_use_and_the_version_is_said() -> None:
     said = CliRunner().invoke(app, ["--help"]).output
     first = [line.split()[1] for line in said.splitlines() if re.match(r"│ [a-z]+ ", line)]
