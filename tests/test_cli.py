@@ -308,6 +308,21 @@ def test_an_unknown_flag_gets_the_near_one_or_where_it_belongs(
     assert f"{FLAGS[words]} ╰" in said or said.startswith(f"PlanError: {FLAGS[words]}")
 
 
+def test_a_removed_working_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argosy.cli.app import main
+
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("sys.argv", ["argosy", "run", "study.py"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "the working directory was removed. Change to another one" in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_is_written_behind_two_dashes_or_as_a_value_is_no_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from argosy.cli import app as cli
 from argosy.cli.query import query
 from argosy.cli.schema import guide, schema
 from argosy.disk import files
-from argosy.errors.system import explain_refusals
+from argosy.errors.system import explain_refusals, system_refused
 from argosy.protocol.events import Checkpoint, RunEnded
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
@@ -252,6 +252,11 @@ def files_on_a_full_disk() -> None:
         refuses(errno.ENOSPC)()
 
 
+def without_a_working_directory() -> NoReturn:
+    """Use the working directory after it was removed."""
+    raise cast("Exception", system_refused(FileNotFoundError(errno.ENOENT, "No such file"), "argosy cannot continue"))
+
+
 def warm_clone() -> None:
     """Start over with a warm clone, whose original weights may be gone."""
     state = RunState()
@@ -328,6 +333,7 @@ def followed() -> None:
 
 
 CASES = {
+    "a working directory that was removed": without_a_working_directory,
     "a run that reuses choices of a run with a different number of threads": followed,
     "an unknown launcher": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
