@@ -377,6 +377,15 @@ def test_mlflow_is_searched_once_however_many_members_begin(tmp_path: Path, monk
     assert len(searches) == 1
 
 
+def test_a_run_that_mlflow_cannot_read_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    (tmp_path / "mlruns/1/2").mkdir(parents=True)
+    (tmp_path / "mlruns/1/2/meta.yaml").touch()
+    (tracker,) = make_trackers(["mlflow"]).values()
+    with pytest.raises(RunError, match=f"Remove its folder: rm -r {tmp_path}/mlruns/1/2"):
+        tracker.open(tmp_path, "x")
+
+
 def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     train_then_track(tmp_path, 1, "wandb")

@@ -3,6 +3,7 @@
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+
+from argosy.errors import RunError
 
 __all__ = ["MLflow"]
 
@@ -52,7 +55,14 @@ class MLflow:
         """Find or create the study's experiment, and find its runs of this directory."""
         # Without it MLflow rejects folders and requires a database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
+        own = (directory / "mlruns").as_uri()
+        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or own
+        for file in directory.glob("mlruns/*/*/meta.yaml") if uri == own else ():
+            if not file.stat().st_size:
+                raise RunError(
+                    f"{file} is empty, because the process that wrote it was killed, and MLflow cannot read the other runs beside it. Remove its "
+                    f"folder: rm -r {shlex.quote(str(file.parent))}."
+                )
         self._client, self._directory = MlflowClient(tracking_uri=uri), str(directory)
         group = group.translate(QUOTES)
         known = self._client.get_experiment_by_name(group)

@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
@@ -20,6 +21,7 @@ from torchmetrics import MeanMetric
 import argosy
 import argosy.adapters
 from argosy.adapters import loop
+from argosy.tracking import make_trackers
 from messages.of_studies import ARRAYS, trained
 
 __all__ = ["CASES"]
@@ -181,6 +183,14 @@ def tracked(*trackers: Any) -> None:
     argosy.train(study, directory="runs/x", trackers=trackers)
 
 
+def torn_by_a_kill() -> None:
+    """Continue to track with MLflow after a kill while it wrote."""
+    run = Path("runs/x/mlruns/1/2")
+    run.mkdir(parents=True)
+    (run / "meta.yaml").touch()
+    make_trackers(["mlflow"])["mlflow"].open(Path("runs/x").absolute(), "x")
+
+
 def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
     """Fit a regression."""
     net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
@@ -247,6 +257,7 @@ CASES = {
     "a table whose columns are in a different order than in argosy.fit": another_order,
     "probabilities of a regression": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),
+    "a file of MLflow that a kill has left empty": torn_by_a_kill,
     "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),
     "an object that is not a tracker": lambda: tracked(3),
     "a tracker whose library is not installed": without_wandb,
