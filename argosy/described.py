@@ -1,13 +1,15 @@
-"""Documentation of dataclass fields from the strings under them, for both ``help()`` and the reference pages."""
+"""Documentation of dataclass fields from the strings under them, for both ``help()`` and the reference pages; and their values in short."""
 
 import ast
 import inspect
+import reprlib
 import textwrap
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
-__all__ = ["DescribedField", "document_fields", "described_fields", "document_keywords"]
+__all__ = ["DescribedField", "document_fields", "described_fields", "document_keywords", "short_repr"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,6 +66,42 @@ def described_fields(kind: type[Any]) -> list[DescribedField]:
         )
         for field in public
     ]
+
+
+def short_repr(value: Any) -> str:
+    """Return the repr of a dataclass without defaults, with arrays as their shapes and long values cut: a notebook shows it below a cell."""
+    given = [(field.name, getattr(value, field.name), field.default) for field in fields(value) if field.repr]
+    text = ", ".join(f"{name}={SHORT.repr(held)}" for name, held, default in given if held is not default)
+    return f"{type(value).__name__}({text})"
+
+
+class _Short(reprlib.Repr):
+    """Calls ``repr_X`` for an object of a class that is named X."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = 160
+
+    def repr1(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", None)
+        text = f"{type(x).__name__}{[*shape]}" if isinstance(shape, tuple) else super().repr1(x, level)
+        return " ".join(text.split())
+
+    def repr_function(self, x: Any, level: int) -> str:
+        return str(x.__qualname__)
+
+    repr_type = repr_function
+
+    def repr_partial(self, x: "partial[Any]", level: int) -> str:
+        arguments = [self.repr1(one, level - 1) for one in x.args]
+        named = [f"{name}={self.repr1(one, level - 1)}" for name, one in x.keywords.items()]
+        return f"partial({', '.join([self.repr1(x.func, level - 1), *arguments, *named])})"
+
+    def repr_Member(self, x: Any, level: int) -> str:  # noqa: N802  # by the name of the class
+        return str(x.name)
+
+
+SHORT = _Short()
 
 
 class _Docstring:

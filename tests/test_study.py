@@ -584,3 +584,14 @@ def test_an_attribute_with_the_name_of_a_variable_is_another_thing() -> None:
 
 
 rate = 0.0
+
+
+def test_what_a_notebook_shows_of_a_study_is_short() -> None:
+    arrays = torch.zeros(40, 12), torch.zeros(40)
+    net = argosy.Member("net", model=partial(nn.Linear, 12, 1), optimizer=SGD, batch_size=8, subset=range(40))
+    study = argosy.Study(data=argosy.Data(arrays=arrays), members=[net, replace(net, name="other")])
+    assert (
+        repr(net)
+        == "Member(name='net', model=partial(Linear, 12, 1), optimizer=SGD, batch_size=8, subset=range(0, 40), metrics={})"
+    )
+    assert repr(study).startswith("Study(data=Data(arrays=(Tensor[40, 12], Tensor[40])), members=(net, other), stop=")

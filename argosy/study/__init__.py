@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.averages import SWA
-from argosy.described import document_fields
+from argosy.described import document_fields, short_repr
 from argosy.errors import StudyError
 from argosy.errors.checks import check_whole, describe_value
 from argosy.errors.spelling import did_you_mean, format_names, known_keywords
@@ -83,6 +83,8 @@ class Study:
     """Number of sections per epoch. After each section the members are validated and stopping rules see a new history row, whose
     ``train_loss`` is the mean since the epoch began. Weights do not depend on it."""
     _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, Data):

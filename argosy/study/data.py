@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from argosy.described import document_fields
+from argosy.described import document_fields, short_repr
 from argosy.errors import StudyError
 from argosy.errors.checks import (
     check_arrays,
@@ -52,6 +52,8 @@ class Data:
     is passed as a pair of values, padded to `max_length`, and lengths ``[batch]``."""
     on_error: Literal["raise", "skip"] = "raise"
     """What happens if preparing a sample raises: the run ends, or the sample is left out and the report counts it."""
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.arrays is None):

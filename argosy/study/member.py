@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from argosy.averages import Average, check_average
 from argosy.bindings import bound_arguments
-from argosy.described import document_fields
+from argosy.described import document_fields, short_repr
 from argosy.errors import StudyError
 from argosy.errors.checks import (
     check_choice,
@@ -195,6 +195,8 @@ class Member:
     """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap` for the report; it does not affect training."""
     _outside: Mapping[str, Outside] = field(init=False, repr=False, compare=False)
     """For each factory, the outside values that it reads when it is called, as they were when the member was created."""
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_name(self.name)
