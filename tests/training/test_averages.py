@@ -318,6 +318,17 @@ def test_their_pass_leaves_raw_weights_buffers_and_draws_alone(own: dict[str, An
     assert with_it.model.norm.momentum == 0.1
 
 
+def test_their_passes_copy_frozen_weights_into_the_same_memory() -> None:
+    live = packs.live(member(model=Following, average=LastK(2)))
+    packs.train(Solo(live), 2, dtype=torch.float32)
+    assert live.average is not None
+    used = []
+    for _ in range(2):
+        with live.average.recomputing():
+            used.append(live.model.slow.weight.data)
+    assert used[0].data_ptr() == used[1].data_ptr() != live.model.slow.weight.data_ptr()
+
+
 def test_their_pass_leaves_the_batch_alone_where_a_network_writes_into_it() -> None:
     ends = []
     for average in (LastK(1), None):

@@ -84,6 +84,9 @@ class RunningAverage:
         """Number of batches of the current epoch in its statistics so far."""
         self._ended = 0
         """Number of epochs whose ends were processed."""
+        self._spares: dict[Tensor, Tensor] = {}
+        """Memory for each frozen weight, which a pass with the averaged weights may change. Allocating it for each pass would take
+        several times as long as the copy."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -178,7 +181,12 @@ class RunningAverage:
     @contextlib.contextmanager
     def recomputing(self) -> Iterator[None]:
         """Let a forward pass inside add one training batch to the statistics of the averaged weights, and change nothing else."""
-        with torch.no_grad(), self.held(), _unchanged(self._model), extend_statistics(self._norms, self.batches):
+        with (
+            torch.no_grad(),
+            self.held(),
+            _unchanged(self._model, self._spares),
+            extend_statistics(self._norms, self.batches),
+        ):
             yield
         self.batches += 1
 
@@ -220,14 +228,19 @@ class RunningAverage:
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass inside does to attributes, such as counters, and to frozen weights, such as those of a momentum encoder."""
+def _unchanged(model: nn.Module, spares: dict[Tensor, Tensor]) -> Iterator[None]:
+    """Undo what a forward pass inside does to attributes, such as counters, and to frozen weights, such as those of a momentum encoder,
+    which are copied into `spares`."""
     modules = [*model.modules()]
     attributes = [{**vars(module)} for module in modules]
     tables = [(module._parameters, {**module._parameters}) for module in modules]
     frozen = {weight: weight.data for weight in model.parameters() if not weight.requires_grad}
+    for weight, data in frozen.items():
+        if (spare := spares.get(weight)) is None or (spare.dtype, spare.shape) != (data.dtype, data.shape):
+            spares[weight] = torch.empty_like(data)
+        spares[weight].copy_(data)
     try:
-        _put([data.clone() for data in frozen.values()], [*frozen])
+        _put([spares[weight] for weight in frozen], [*frozen])
         yield
     finally:
         for held, before in [*zip(map(vars, modules), attributes, strict=True), *tables]:

@@ -55,6 +55,8 @@ class Fused(ProgramOfSeveral):
         self._compilation = compilation
         self._steps = FusedSteps(self._solos, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
+        self._spares: dict[str, Tensor] = {}
+        """Memory for the frozen weights, which a pass with averaged weights may change."""
 
     @classmethod
     def of(
@@ -126,6 +128,7 @@ class Fused(ProgramOfSeveral):
         self._steps.release()
         if self._averages is not None:
             self._averages.dissolve()
+        self._spares = {}
         self.parameter_buffer.dissolve()
 
     def _recompute(self, data: PackInputs) -> None:
@@ -144,8 +147,11 @@ class Fused(ProgramOfSeveral):
             return
         drawn, buffers = self.marks(), self._averages.buffers
         # A forward pass may change frozen weights, such as those of a momentum encoder, with which training goes on.
-        fixed = {name: weight.clone() for name, weight in self.parameter_buffer.fixed.items()}
-        named = self._averages.named | fixed
+        fixed = self.parameter_buffer.fixed
+        self._spares = self._spares or {name: torch.empty_like(weight) for name, weight in fixed.items()}
+        for name, weight in fixed.items():
+            self._spares[name].copy_(weight)
+        named = self._averages.named | self._spares
         for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), extend_statistics(self._forward.norms, averages[0].batches):
                 self._forward.values(named, buffers, part, self._states, lambda output: None)
