@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,9 @@ class Server(ForkServer):
 
     def __init__(self) -> None:
         channel, self.far_end = Peer.pair()
-        super().__init__(SimpleNamespace(pid=os.getpid()), channel, io.BytesIO())  # type: ignore[arg-type]
+        self.kills: list[str] = []
+        process = SimpleNamespace(pid=os.getpid(), kill=partial(self.kills.append, "kill"))
+        super().__init__(process, channel, io.BytesIO())  # type: ignore[arg-type]
         self.asked: list[str] = []
         """Ids of the requested workers."""
         self.ends: list[Peer] = []
@@ -314,6 +317,16 @@ def test_the_last_messages_reach_live_workers_and_one_that_does_not_read_delays_
     workers._bid_farewell()
     thread.join()
     assert heard == [bytes(10**6)]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_server_that_still_imports_for_a_worker_is_not_waited_for(
+    workers: ProcessWorkers, servers: list[Server], *, forked: bool
+) -> None:
+    if forked:
+        servers[0].tell(*servers[0].asked, os.getpid(), None)
+    workers._bid_farewell()
+    assert servers[0].kills == ([] if forked else ["kill"])
 
 
 def test_a_worker_shows_that_it_starts_before_its_first_message(workers: ProcessWorkers) -> None:

@@ -358,6 +358,8 @@ class ProcessWorkers:
         for peer in self._peers():
             self.selector.unregister(peer)
             peer.close()
+        if any(worker.pid is None for worker in self.workers.values()):
+            self.server.process.kill()  # it still imports, for seconds, for workers that will have nothing to do
         self.workers.clear()
 
     @property
