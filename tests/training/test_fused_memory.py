@@ -58,6 +58,41 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     assert difference(history, found) <= 1e-10
 
 
+class Following(nn.Module):
+    """A network with two frozen layers, of which one follows a trained one, as a momentum encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow, self.still, self.last = (nn.Linear(16, n) for n in (16, 16, 16, 4))
+        self.slow.requires_grad_(requires_grad=False)
+        self.still.requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.slow.weight.lerp_(self.fast.weight, 0.1)
+        return self.last(self.still(self.fast(x) + self.slow(x)))  # type: ignore[no-any-return]
+
+
+def test_a_turn_that_is_made_again_moves_frozen_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [member(f"m{n}", model=Following) for n in range(2)]
+    begin, moving = Fused.begin, []
+
+    def stumbling(program: Fused, lockstep: Any) -> None:
+        begin(program, lockstep)
+        if moving:  # not in the first step, after which it is known which weights move
+            program.undo()
+            begin(program, lockstep)
+        moving.append(len(program.parameter_buffer.moving()))
+
+    lives, _ = alone(members, 2)
+    monkeypatch.setattr(Fused, "begin", stumbling)
+    fused, _ = together(members, 2)
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(state(one), state(other)) <= 1e-10, one.member.name
+    assert moving == [1] * 12
+
+
 def wide_enough() -> nn.Module:
     """Return a network with the same bits in a program as alone."""
     return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))

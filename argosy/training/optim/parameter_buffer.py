@@ -56,6 +56,8 @@ class ParameterBuffer:
     """All tensors of the members that are views of this buffer."""
     named: dict[str, Tensor] = field(init=False)
     """All weights as autograd sees them, including untrained ones, each ``[members, *shape]``."""
+    _versions: dict[str, int] = field(default_factory=dict, init=False)
+    """Versions of the untrained weights at the first call of `moving`."""
 
     def __post_init__(self) -> None:
         self.named = {piece.name: piece.over(self.weights).requires_grad_() for piece in self.pieces} | self.fixed
@@ -84,6 +86,12 @@ class ParameterBuffer:
         buffers = stack_tensors([dict(model.named_buffers()) for model in models])
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
+
+    def moving(self) -> list[Tensor]:
+        """Return the untrained weights that a forward pass may change, as that of a momentum encoder does: at first all, then those that have changed."""
+        before = self._versions
+        self._versions = before or {name: weight._version for name, weight in self.fixed.items()}
+        return [weight for name, weight in self.fixed.items() if weight._version != before.get(name)]
 
     def dissolve(self) -> None:
         """Give the members' tensors their own memory; the shared memory is freed with its last view."""

@@ -24,7 +24,7 @@ from argosy.training.member.precision import LossScales, widen_losses
 from argosy.training.member.running_average import extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
-from argosy.training.optim.parameter_buffer import ParameterBuffer, outside_buffer
+from argosy.training.optim.parameter_buffer import ParameterBuffer, copy_into, outside_buffer
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
@@ -109,6 +109,8 @@ class Fused(ProgramOfSeveral):
     def _samples(self, lockstep: Lockstep) -> PackInputs:
         data = self.inputs(lockstep)
         self._recompute(data)
+        moving = self.parameter_buffer.moving()
+        self._undoing.append(partial(copy_into, [weight.clone() for weight in moving], moving))
         return data
 
     def _finish_as_one(self, passed: Part) -> Tensor:
