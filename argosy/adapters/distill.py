@@ -8,7 +8,7 @@ the teacher is evaluated itself, as in Beyer et al. (2022).
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from argosy.stream.copied import copy_network
 from argosy.stream.trees import flatten, format_structure, map_leaves
 from argosy.study import Data, Member, Study, ignored_class
 from argosy.training.member.answers import answer_kind
-from argosy.training.member.validation import is_state, makes_states, new_state
 from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["distill"]
@@ -127,24 +126,28 @@ def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
     """Return the member with this loss around its own; with a teacher, trained on mixed inputs, on which the teacher is evaluated."""
-    own: Callable[[Any, Any], Any] = cross_entropy if member.loss is None else member.loss
     augment = None if member.augment is None else partial(_apply_beside_answer, member.augment)
     if teacher is not None:
-        own, augment = partial(_mixed_loss, own=own), partial(_mix_batch, teacher=teacher, first=augment)
-    metrics = {name: _metric_of_targets(metric) for name, metric in member.metrics.items()}
-    return replace(member, loss=partial(loss, own=own), metrics=metrics, augment=augment)
+        augment = partial(_mix_batch, teacher=teacher, first=augment)
+    return replace(member, loss=partial(loss, own=member.loss), augment=augment)
 
 
 # ---- data
 
 
-class SamplesWithAnswers(Dataset[Any]):
-    """Samples ``(input, (target, answer))``; the answer is NaN without a teacher, as in validation."""
+class Taught(NamedTuple):
+    """Target of a training sample, and the teacher's answer; validation samples have their target alone."""
 
-    def __init__(self, dataset: Any, answers: Tensor, *, known: bool) -> None:
+    target: Any
+    answer: Tensor
+
+
+class SamplesWithAnswers(Dataset[Any]):
+    """Training samples ``(input, Taught(target, answer))``."""
+
+    def __init__(self, dataset: Any, answers: Tensor) -> None:
         self.dataset = dataset
         self.answers = answers
-        self.known = known
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -156,18 +159,14 @@ class SamplesWithAnswers(Dataset[Any]):
                 f"distill: sample {index} is {_form(sample)}; it must be (input, target), so that the teacher's "
                 "answer can be added. Return such pairs from the dataset."
             )
-        answer = self.answers[index] if self.known else torch.full_like(self.answers[0], torch.nan)
-        return sample[0], (sample[1], answer)
+        return sample[0], Taught(sample[1], self.answers[index])
 
 
 def _with_answers(data: Data, answers: Tensor) -> Data:
-    train, val = _dataset(data.train, data.arrays), _dataset(data.val, data.val_arrays)
     return replace(
         data,
         arrays=None,
-        val_arrays=None,
-        train=SamplesWithAnswers(train, answers, known=True),
-        val=None if val is None else SamplesWithAnswers(val, answers, known=False),
+        train=SamplesWithAnswers(_dataset(data.train, data.arrays), answers),
         then=None if data.then is None else partial(_apply_beside_answer, data.then),
         on_device=None if data.on_device is None else partial(_apply_beside_answer, data.on_device),
     )
@@ -190,10 +189,11 @@ def _form(sample: Any) -> str:
 
 
 def _apply_beside_answer(work: Callable[[Any], Any], sample: Any) -> Any:
-    """Apply work on ``(input, target)`` beside an answer."""
-    inputs, (target, answer) = sample
-    inputs, target = work((inputs, target))
-    return inputs, (target, answer)
+    """Apply work on ``(input, target)``, also beside an answer."""
+    if not isinstance(sample[1], Taught):
+        return work(sample)
+    inputs, target = work((sample[0], sample[1].target))
+    return inputs, Taught(target, sample[1].answer)
 
 
 def _as_student_targets(answers: Tensor, teacher: nn.Module) -> Tensor:
@@ -233,42 +233,45 @@ def _mix_batch(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | 
     mixed = map_leaves(lambda leaf: torch.lerp(leaf[order], leaf, share.to(leaf.dtype)), inputs)
     with torch.no_grad():
         answer = _as_student_targets(answered(teacher.to(target.device), mixed), teacher)
-    return mixed, ((target, target[order], share.expand(len(target))), answer)
+    return mixed, Taught((target, target[order], share.expand(len(target))), answer)
 
 
-def _mixed_loss(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor]) -> Tensor:
-    """Return a member's own loss; for mixed inputs, the weighted mean over both targets."""
-    if isinstance(target, Tensor):
-        return own(output, target)  # in validation, where nothing is mixed
-    one, other, share = target
-    loss: Tensor = share[0] * own(output, one) + (1 - share[0]) * own(output, other)
-    return loss
-
-
-# ---- losses and metrics
+# ---- losses
 
 
 def _student_loss(
     output: Tensor,
-    pair: tuple[Tensor, Tensor],
+    target: Any,
     *,
-    own: Callable[[Any, Any], Tensor],
+    own: Callable[[Any, Any], Tensor] | None,
     taught: Callable[[Tensor, Tensor, Any, float, int], Tensor],
     temperature: float,
     weight: float,
 ) -> Tensor:
-    """Return the member's own loss, combined with the teacher's term if there is an answer."""
-    target, answer = pair
-    if answer.shape != output.shape:
-        raise StudyError(
-            f"a student returns {list(output.shape)}, but its teacher returns {list(answer.shape)} for the same "
-            "samples. Return the same shape from the student's network."
-        )
-    hard = own(output, target)
-    hard = hard.reshape(len(hard), -1).mean(dim=1) if hard.dim() else hard
-    known = ~answer.isnan().any()
-    soft = taught(output, answer.nan_to_num(0.0), target, temperature, ignored_class(own))
-    return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)
+    """Return the member's own loss; in training, combined with the teacher's term."""
+    answer = None
+    if isinstance(target, Taught):
+        target, answer = target
+        if answer.shape != output.shape:
+            raise StudyError(
+                f"a student returns {list(output.shape)}, but its teacher returns {list(answer.shape)} for the same "
+                "samples. Return the same shape from the student's network."
+            )
+    hard = _own_loss(output, target, own)
+    if answer is None:
+        return hard
+    soft = taught(output, answer, target, temperature, ignored_class(own))
+    return (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean())
+
+
+def _own_loss(output: Tensor, target: Any, own: Callable[[Any, Any], Tensor] | None) -> Tensor:
+    """Return a member's own loss, ``[B]`` or its mean; for mixed inputs, the weighted mean over both targets."""
+    if isinstance(target, tuple):
+        one, other, share = target
+        mixed: Tensor = share[0] * _own_loss(output, one, own) + (1 - share[0]) * _own_loss(output, other, own)
+        return mixed
+    loss = (cross_entropy if own is None else own)(output, target)
+    return loss.reshape(len(loss), -1).mean(dim=1) if loss.dim() else loss
 
 
 def _class_divergence(output: Tensor, answer: Tensor, target: Any, temperature: float, ignored: int) -> Tensor:
@@ -287,40 +290,3 @@ def _squared_distance(output: Tensor, answer: Tensor, target: Any, temperature: 
     """Return the squared distance between a student's and a teacher's numbers, ``[B]``."""
     del target, temperature, ignored  # only logits have ignored positions and a temperature
     return (output - answer).square().flatten(1).mean(dim=1)
-
-
-def _metric_of_targets(metric: Any) -> Any:
-    """Return a metric that gets targets without answers."""
-    if is_state(metric) or makes_states(metric):
-        return partial(_state_of_targets, metric)
-    return partial(_without_answers, metric)
-
-
-def _without_answers(metric: Callable[[Any, Any], Any], output: Any, pair: Any) -> Any:
-    return metric(output, pair[0])
-
-
-def _state_of_targets(metric: Any) -> Any:
-    state = new_state(metric)
-    return _State(state) if is_state(state) else state  # validation refuses what is none
-
-
-class _State(nn.Module):
-    """Wraps a metric that is an object; a module, because one of torchmetrics has tensors on its device."""
-
-    def __init__(self, metric: Any) -> None:
-        super().__init__()
-        self.metric = metric
-
-    def reset(self) -> None:
-        """Forget what the object that was given may have been updated with."""
-        if hasattr(self.metric, "reset"):
-            self.metric.reset()
-
-    def update(self, outputs: Any, pair: Any) -> None:
-        """Add a batch."""
-        self.metric.update(outputs, pair[0])
-
-    def compute(self) -> Any:
-        """Return the value over all batches so far."""
-        return self.metric.compute()

@@ -21,6 +21,7 @@ from argosy.study.member import (
     accuracy,
     check_outside,
     ignored_class,
+    own_loss,
     sharing_warnings,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "Terms",
     "accuracy",
     "ignored_class",
+    "own_loss",
     "sharing_warnings",
 ]
 

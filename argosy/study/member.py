@@ -36,6 +36,7 @@ __all__ = [
     "accuracy",
     "check_outside",
     "ignored_class",
+    "own_loss",
     "sharing_warnings",
 ]
 
@@ -86,12 +87,18 @@ def accuracy(output: Any, target: Any) -> Any:
     return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
+def own_loss(loss: Any) -> Any:
+    """Return the loss that compares outputs with targets: a student's loss binds it as ``own`` (`argosy.distill`)."""
+    return loss.keywords.get("own", loss) if isinstance(loss, functools.partial) else loss
+
+
 def ignored_class(loss: Any) -> int:
     """Return the class index that a loss ignores: its ``ignore_index``, as a module's or bound in a partial, or `IGNORED`.
 
     >>> ignored_class(functools.partial(print, ignore_index=255))
     255
     """
+    loss = own_loss(loss)
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
     index: object = bound.get("ignore_index", getattr(loss, "ignore_index", None))
     return int(index) if isinstance(index, Integral) else IGNORED  # other libraries' may be None, or a list

@@ -1,5 +1,6 @@
 """Tests that students train with the paper's loss, teachers answer each sample once, and validation ignores the teacher."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
 import argosy
+from argosy.ensembling.scores import class_scores
 from argosy.errors import StudyError
 from argosy.stream.order import member_seed, permutation
 
@@ -147,6 +149,26 @@ def shifted(batch: Any) -> Any:
     """Add noise to the inputs; used as `Member.augment`."""
     x, y = batch
     return x + 0.1 * torch.randn_like(x), y
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_students_are_validated_predict_and_are_combined_as_other_members(tmp_path: Path, mix: bool) -> None:
+    """Their validation samples have their targets alone, so that labels are those of the data and an ensemble of students has scores."""
+    teachers = taught(tmp_path, "halved")
+    ignoring = nn.CrossEntropyLoss(ignore_index=2, reduction="none")
+    study = argosy.distill(teachers, [member("one"), member("other")], mix=mix, stop=argosy.MaxEpochs(2))
+    study = replace(study, ensemble=argosy.EnsemblePlateau())
+    report = argosy.train(study, directory=tmp_path / "students", launcher="inline", quiet=True)
+    assert torch.equal(report.predict((X, Y)), report.predict(X))
+    ensemble = report.ensemble(select="greedy", calibrate=True)
+    found = class_scores(ensemble(X[:40] / 2), Y[:40])
+    assert {name: ensemble.scores[0][name] for name in found} == pytest.approx(found)
+    assert report.ensembles[-1].weights.keys() == {"one", "other"}
+    ignored = argosy.distill(teachers, member("one", loss=ignoring, metrics={}), mix=mix, stop=argosy.MaxEpochs(1))
+    report = argosy.train(ignored, directory=tmp_path / "ignored", launcher="inline", quiet=True)
+    known = Y[:40] != 2
+    found = class_scores(report.best().load()(X[:40][known] / 2).softmax(1), Y[:40][known])
+    assert report.ensemble().scores[1]["nll"] == pytest.approx(found["nll"])
 
 
 @pytest.mark.parametrize("mix", [False, True])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import StudyError
-from argosy.study import Member, ignored_class
+from argosy.study import Member, ignored_class, own_loss
 from argosy.training.device.devices import Backend, DeviceEvent
 
 __all__ = ["NO_CLASS", "Answers", "Kind", "answer_kind"]
@@ -30,9 +30,10 @@ MAX_TARGETS = 16
 
 def answer_kind(member: Member) -> Kind | None:
     """Return the kind of a member's outputs; None if its loss does not determine it."""
-    if isinstance(member.loss, OF_NUMBERS):
+    loss = own_loss(member.loss)
+    if isinstance(loss, OF_NUMBERS):
         return "numbers"
-    if member.step is None and (member.loss is None or isinstance(member.loss, nn.CrossEntropyLoss)):
+    if member.step is None and (loss is None or isinstance(loss, nn.CrossEntropyLoss)):
         return "classes"
     return None
 
