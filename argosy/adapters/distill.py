@@ -30,13 +30,14 @@ from argosy.stream.trees import flatten, format_structure, map_leaves
 from argosy.study import Data, Member, Study, ignored_class
 from argosy.training.member.answers import answer_kind
 from argosy.training.programs.solo import cross_entropy
+from argosy.tuning.report import SearchReport
 
 __all__ = ["distill"]
 
 
 @known_keywords("argosy.distill")
 def distill(
-    report: Report,
+    report: Report | SearchReport,
     into: Member | Sequence[Member],
     *,
     teacher: nn.Module | MemberResult | str | None = None,
@@ -45,7 +46,7 @@ def distill(
     mix: bool = False,
     stop: Stop | None = None,
 ) -> Study:
-    """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
+    """Return a study whose members learn from a run's or search's ensemble as well as from its data; train it as any other.
 
     The teacher is ``report.ensemble(select="greedy", snapshots=False)`` by default; `teacher` can be a member of the run or its name, a network,
     or an ensemble. Its outputs for the training samples of the run's data, before `Data.then` and `augment`, are computed once, during this call.
@@ -65,6 +66,7 @@ def distill(
     check_number("distill: weight", weight, above=0)
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
+    report = report.run if isinstance(report, SearchReport) else report
     study: Study = report.networks().known_study()
     if isinstance(study.data.train, SamplesWithAnswers):
         raise StudyError(

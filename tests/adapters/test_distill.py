@@ -62,6 +62,18 @@ def test_a_student_of_a_student_learns_from_the_teachers_run(tmp_path: Path) -> 
     assert report.best().status == "done"
 
 
+def test_the_trials_of_a_search_teach(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    settings: dict[str, Any] = {"scheduler": "random", "n_trials": 2, "max_epochs": 1, "data": data("arrays")}
+
+    def space(trial: Any) -> None:
+        trial.suggest_float("lr", 0.1, 0.2)
+
+    search = argosy.tune(lambda _: member("m"), space, directory=tmp_path, launcher="inline", quiet=True, **settings)
+    by_search, by_run = (argosy.distill(report, member("student")) for report in (search, search.run))
+    assert torch.equal(by_search.data.train.answers, by_run.data.train.answers)
+
+
 @pytest.mark.parametrize("kind", ["arrays", "datasets", "halved"])
 def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Path, kind: str) -> None:
     teachers = taught(tmp_path, kind)
