@@ -438,6 +438,11 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("n_trials is True; it must be an int", n_trials=True)
     refused("seed is -1; it must be an int", seed=-1)
     refused("max_epochs is 0; it must be a finite number greater than 0", max_epochs=0)
+    cold: dict[str, Any] = {"warm": False, "brackets": "in-turn", "n_trials": None}
+    late = argosy.SWA(from_epoch=2)
+    refused(
+        "ends it after 1 epochs, so nothing would be averaged", build=lambda p: replace(build(p), average=late), **cold
+    )
     refused("max_epochs is inf; it must be a finite number greater than 0", max_epochs=math.inf)
     refused("data is an instance of tuple; it must be an argosy.Data", data=(DATA, DATA))
     refused("Search: mode is 'maximize'; it must be 'min' or 'max'", mode="maximize")

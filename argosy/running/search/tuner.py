@@ -361,6 +361,10 @@ class Tuner:
         parameters, built_from = self.sampling.ask()
         if self.population is not None:
             self.population.changeable_parameters(parameters)
+        if number == 0 and not self.search.warm:
+            # Later brackets may begin with a shorter budget, in which for example an average would not begin.
+            shortest = min(map(self.scheduler.budget, range(self.total)))
+            self.search.study(self.table.build(number, parameters, dict(built_from), shortest)[1])
         sections = None if self.search.warm else self.scheduler.budget(number)
         return self._newcomer(self.table.add(parameters, built_from, sections=sections))
 
