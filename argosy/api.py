@@ -338,10 +338,10 @@ def run_search(
             watching.expect(partial(tuner.epochs_to_come, state))
             roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
             try:
-                drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
+                trained = drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
             finally:
                 tuner.leave(state)
-        run, timed = load_timed(directory, study=tuner.study, compares=False)
+        run, timed = load_timed(directory, study=trained, compares=False)
         report = SearchReport.of(run, timed, tuner.sampling.study)
         watching.run_on_end(run, report.leader)
     return report

@@ -50,12 +50,8 @@ def export(
     from argosy.running.search.loading import load
 
     is_search = load(directory).is_search
-    if is_search and len(study_files) > 1:
-        raise PlanError(
-            f"{directory} is a search, whose own file builds its networks; found {len(study_files)} files. Name that one only; for a member "
-            "that was added, use argosy.load(directory, study=added).export(...) in Python."
-        )
-    described: Any = load_search(study_files[0]) if is_search else [*map(load_study, study_files)]
+    first, *added = study_files
+    described: Any = [load_search(first) if is_search else load_study(first), *map(load_study, added)]
     report = load(directory, study=described)
     network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
     before = _files(to)

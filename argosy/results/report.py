@@ -489,7 +489,8 @@ class Report:
     @property
     def _load_expression(self) -> str:
         """Return the Python expression that reads this report again."""
-        study = "search).run" if self.is_search else "[study, added])" if self.has_added else "study)"
+        own = "search" if self.is_search else "study"
+        study = f"{f'[{own}, added]' if self.has_added else own}){'.run' if self.is_search else ''}"
         return f"argosy.load({str(self.directory)!r}, study={study}"
 
     def _actions(self, again: str, fixed: str) -> tuple[tuple[str, str], ...]:

@@ -4,7 +4,6 @@ import math
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -14,7 +13,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.cli.export import export
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -115,10 +113,6 @@ def without_a_samplers_package() -> None:
 
 
 CASES = {
-    "an export of a search with two files": lambda: (
-        tune(),
-        export(Path("runs/search"), study_files=[Path("search.py"), Path("more.py")]),
-    ),
     "an enqueue that is not a list": lambda: tune(enqueue=0.1),
     "an enqueued trial with a misspelt parameter": lambda: tune(enqueue=[{"lt": 0.1}]),
     "an enqueued trial with a value outside the space": lambda: tune(enqueue=[{"lr": 0.3}]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import evidence
 import forked
+import living
 import pytest
 import torch
 from searches import DATA, ROWS, SPACE, build, outcome
@@ -14,6 +15,9 @@ from test_folds import folded
 
 import argosy
 from argosy.errors import RunError
+from argosy.running.control.driver import Driver
+from argosy.running.directory import inbox
+from argosy.running.directory.studyfile import load_study
 
 SEARCH = argosy.Search(build=build, space=SPACE, data=DATA, max_epochs=3, n_trials=4)
 HERE = {"launcher": "inline", "devices": "cpu:1", "quiet": True}
@@ -45,6 +49,30 @@ def test_the_line_loads_a_best_trial_of_several_members_as_one_network(tmp_path:
     search = replace(SEARCH, build=folded, n_trials=2, scheduler="random", max_epochs=1)
     report = argosy.tune(search, directory=tmp_path, **HERE)
     assert {*pasted(report, search).names} == {*report.best_trial.members}
+
+
+def test_members_that_joined_a_search_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like those of a run, they are in the report of the search itself; later ones need the study of the added file."""
+    living.trusting(monkeypatch)
+    run, file = tmp_path / "run", tmp_path / "more.py"
+    file.write_text(
+        "import argosy, searches\nfrom dataclasses import replace\n"
+        "study = argosy.Study(data=searches.DATA, members=[replace(searches.build({}), name='late')])\n"
+    )
+    asked: list[str] = []
+
+    def act(_: Driver) -> None:
+        if not asked:
+            asked.append(inbox.write_command(run, {"command": "add", "study": str(file)}))
+
+    living.at_every_round(monkeypatch, act)
+    report = argosy.tune(SEARCH, directory=run, **HERE)
+    late = report.run.member("late").load().state_dict()
+    assert "study=[search, added]).run.member('late')" in str(report.run)
+    found = argosy.load(run, study=[SEARCH, load_study(file)])
+    assert outcome(found) == outcome(report)
+    assert all(map(torch.equal, found.run.member("late").load().state_dict().values(), late.values()))
+    assert len(found.run.ensemble().scores) == len(report.run.ensemble().scores) == len(report.run.rows) + 1
 
 
 def test_keywords_beside_a_search_replace_its_own(tmp_path: Path) -> None:

@@ -24,22 +24,28 @@ __all__ = ["load"]
 def load(directory: str | Path, *, study: Study | Sequence[Study] | None = None) -> Report: ...
 @overload
 def load(directory: str | Path, *, study: Search) -> SearchReport: ...
+@overload
+def load(directory: str | Path, *, study: Sequence[Study | Search]) -> Report | SearchReport: ...
 @known_keywords("argosy.load")
-def load(directory: str | Path, *, study: Study | Sequence[Study] | Search | None = None) -> Report | SearchReport:
+def load(
+    directory: str | Path, *, study: Study | Search | Sequence[Study | Search] | None = None
+) -> Report | SearchReport:
     """Return the report of a run, read from its directory; with `study`, its members can `load()` their networks.
 
-    If ``argosy add`` brought members of other files, pass a list of the run's study and theirs. For a search, pass its `argosy.Search` as
-    `study`; the result is then the report that `argosy.tune` returned. Raises RunError if the directory holds no run yet, or another search.
+    If ``argosy add`` brought members of other files, pass a list of the run's study and theirs. For a search, pass its `argosy.Search` in
+    place of the run's study; the result is then the report that `argosy.tune` returned. Raises RunError if the directory holds no run yet, or
+    another search.
     """
-    if not isinstance(study, Search):
+    search, *added = study if isinstance(study, list | tuple) and study else [study]
+    if not isinstance(search, Search):
         return loading.load_report(directory, study=None if study is None else _together(study))
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     directory = user_path(directory)
     events = read_journal(directory)
-    tuner = Tuner.of(study, events)
+    tuner = Tuner.of(search, events)
     tuner.replay(events, RunState.of(events))
-    report, timed = loading.load_timed(directory, study=tuner.study)
+    report, timed = loading.load_timed(directory, study=_together([tuner.study, *added]))
     return SearchReport.of(report, timed, tuner.sampling.study)
 
 
@@ -48,8 +54,8 @@ def _together(given: Any) -> Study:
     studies = given if isinstance(given, list | tuple) else [given]
     if not studies or not all(isinstance(one, Study) for one in studies):
         raise StudyError(
-            f"argosy.load: study is {describe_value(given)}; it must be the argosy.Study of the run, a list of it and the studies of added "
-            "files, or the argosy.Search of a search."
+            f"argosy.load: study is {describe_value(given)}; it must be the argosy.Study of the run or the argosy.Search of a search, or a list of "
+            "it and the studies of added files."
         )
     first: Study
     others: list[Study]
