@@ -10,9 +10,11 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
     CosineAnnealingLR,
+    CyclicLR,
     ExponentialLR,
     LinearLR,
     MultiStepLR,
+    OneCycleLR,
     SequentialLR,
     StepLR,
 )
@@ -68,6 +70,23 @@ def test_rates_go_on_as_those_of_a_member_that_was_built_so(kind: str) -> None:
     apply_changes(clone, {"optimizer.lr": (0.1, 0.3)}, built)
     for found, expected in zip(rates(clone, 8), list(rates(other, 13))[5:], strict=True):
         assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        partial(CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=3, cycle_momentum=False),
+        partial(OneCycleLR, max_lr=0.1, total_steps=20, cycle_momentum=False),
+    ],
+)
+def test_rates_that_a_schedule_names_itself_are_scaled(schedule: Any) -> None:
+    source, clone = (packs.live(member(schedule, lr=lr)) for lr in (0.1, 0.3))
+    list(rates(source, 5))
+    built = [dict(group) for group in clone.optimizer.param_groups]
+    clone.load_state_dict(source.state_dict())
+    apply_changes(clone, {"optimizer.lr": (0.1, 0.3)}, built)
+    for found, (weights, biases, last) in zip(rates(clone, 8), rates(source, 8), strict=True):
+        assert found == pytest.approx([3 * weights, 3 * biases, last])
 
 
 def test_a_number_is_that_of_each_group() -> None:

@@ -41,7 +41,7 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
         for key in [key for key in group if key == "lr" or key.endswith("_lr")]:
             group[key] = _scaled(group[key], *change)
     for schedule in _with_parts(live.schedule):
-        for rates in ("base_lrs", "_last_lr"):
+        for rates in ("base_lrs", "max_lrs", "_last_lr"):
             values = getattr(schedule, rates, None)
             if values is not None:
                 setattr(schedule, rates, list(map(_scaled, values, *changes)))
