@@ -143,6 +143,13 @@ def test_blocks_of_python_that_do_not_run_are_python(block: Code) -> None:
     ast.parse(block.text)
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_values_and_calls_in_sentences_work_after_import_argosy(path: Path) -> None:
+    """A module such as ``argosy.tuning.thompson`` is no attribute of argosy before it is imported."""
+    for name in re.findall(r"(?<==argosy\.)\w+(?=\.)|(?<=`argosy\.)\w+(?=\.[\w.]+\()", path.read_text()):
+        assert name in dir(argosy), name
+
+
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: f"{block.page}: {block.text.splitlines()[0]}")
 def test_blocks_of_commands_have_words_that_these_know(block: Code) -> None:
     for line in block.text.splitlines():
