@@ -11,6 +11,7 @@ from argosy.version import __version__ as __version__
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
+    from argosy import data as data
     from argosy.adapters.arrays import fit as fit
     from argosy.adapters.distill import distill as distill
     from argosy.adapters.huggingface import from_huggingface as from_huggingface

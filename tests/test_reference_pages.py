@@ -1,6 +1,9 @@
 """Tests that the reference for users is generated from the present docstrings, is complete, and agrees with ``help()``."""
 
+import ast
+import inspect
 import pydoc
+from typing import Any, get_args, get_type_hints
 
 import pages
 import pytest
@@ -25,6 +28,18 @@ def test_every_public_name_is_on_a_page_and_shown_by_dir() -> None:
     assert named == {*argosy.__all__, "Classifier", "Regressor"}
     assert dir(argosy) == sorted([*argosy.__all__, "Classifier", "Regressor", "__version__", "data"])
     assert all(hasattr(argosy, name) for name in dir(argosy))
+
+
+def test_type_checkers_and_editors_see_every_public_name() -> None:
+    (block,) = (node for node in ast.parse(inspect.getsource(argosy)).body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == {*dir(argosy), "Ray"} - {"__version__"}
+
+
+def test_type_checkers_accept_arrays_and_tensors_for_indices_and_labels() -> None:
+    for function, names in ((argosy.Member, ("subset", "val_subset")), (argosy.kfold, ("stratify", "groups"))):
+        hints = get_type_hints(inspect.unwrap(function))
+        assert all(Any in get_args(hints[name]) for name in names)
 
 
 def words(text: str) -> str:

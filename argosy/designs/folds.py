@@ -27,11 +27,11 @@ OnSamples = Member | Callable[[Indices], Member]
 @known_keywords("argosy.kfold")
 def kfold(
     member: OnSamples,
-    folds: int | Iterable[tuple[Sequence[int], Sequence[int]]] = 5,
+    folds: int | Iterable[tuple[Any, Any]] = 5,
     *,
     samples: int | None = None,
-    stratify: Sequence[Any] | None = None,
-    groups: Sequence[Any] | None = None,
+    stratify: Sequence[Any] | Any | None = None,
+    groups: Sequence[Any] | Any | None = None,
     repeats: int = 1,
     seed: int = 0,
 ) -> list[Member]:

@@ -163,9 +163,10 @@ class Member:
     """Batch -> batch, applied in training only, on the member's device and with its own random state. A callable object given here, as
     `loss` or as `step` is copied for each member. Tensors, arrays and networks bound by a partial are shared by all members; a moving
     average of weights therefore belongs into the network."""
-    subset: Sequence[int] | None = None
-    """Indices of the training samples that the member sees; an index that is given twice is seen twice per epoch (bootstrap)."""
-    val_subset: Sequence[int] | None = None
+    subset: Sequence[int] | Any | None = None
+    """Indices of the training samples that the member sees, as a list, an array or a tensor; an index that is given twice is seen twice per
+    epoch (bootstrap)."""
+    val_subset: Sequence[int] | Any | None = None
     """Indices of the validation samples, likewise (cross-validation)."""
     drop_last: bool = False
     """Whether to drop the last batch of an epoch if it is smaller than `batch_size`."""
