@@ -347,14 +347,14 @@ def run_search(
     return report
 
 
-@known_keywords("argosy.plan")
-def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
+@known_keywords("argosy.plan", Settings)
+def plan(study: Study, *, launcher: Launcher | str = "processes", **settings: Any) -> Plan:
     """Measure the members on this machine and return which of them would share which device at which pace, without training.
 
-    A run of the same study and settings starts with this plan. Members that wait, and members left behind when others stop, are placed
-    during the run.
+    `launcher` and `settings` are those of `argosy.train`. A run of the same study and settings starts with this plan. Members that wait, and
+    members left behind when others stop, are placed during the run.
     """
-    with _measuring_only(study, settings or Settings(), launcher or Processes()) as measured:
+    with _measuring_only(study, Settings(**settings), _launcher(launcher)) as measured:
         return first_plan(*measured)
 
 

@@ -190,7 +190,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "target": (partial(argosy.Target, "val_loss"), {"valu": 3}, "valu= (did you mean 'value'?)"),
     "max_epochs of train": (train, {"max_epochs": 3}, "max_epochs=. Pass stop= to argosy.Study."),
     "load": (argosy.load, {"dir": "run"}, "argosy.load has no keyword dir=. Use directory=."),
-    "plan": (argosy.plan, {"setting": 3}, "argosy.plan has no keyword setting= (did you mean 'settings'?)"),
+    "plan": (argosy.plan, {"device": 3}, "argosy.plan has no keyword device=. Use devices=."),
     "fit, misspelt": (
         partial(argosy.fit, *ARRAYS, member()),
         {"xyzzy": 3},

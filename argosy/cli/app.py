@@ -201,7 +201,7 @@ def plan(
 
         chosen, study = Settings(**settings), load_study(study_file)
         if cluster is None:
-            planned = api.plan(study, settings=chosen, launcher=place)
+            planned = api.plan(study, launcher=place, **settings)
             train_them = typed_command().replace(" plan ", " run ", 1)
             print_output(
                 planned.to_json() if as_json else f"{planned.explain()}\n\nTrain them:      {train_them}", every=every

@@ -16,7 +16,6 @@ from argosy.plans import Plan
 from argosy.running.control.launching import Planner
 from argosy.running.launch.inline import Inline, InlineWorkers
 from argosy.running.launch.limits import usable_cores
-from argosy.settings import Settings
 
 
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
@@ -57,14 +56,14 @@ def test_only_epochs_that_are_sure_are_known(
     study = studies.study(fleet=fleet)
     argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:2", numerics="exact")
     assert seen == foreseen
-    argosy.plan(study, settings=Settings(devices="cpu:2", numerics="exact"), launcher=Inline())
+    argosy.plan(study, devices="cpu:2", numerics="exact", launcher="inline")
     assert seen == 2 * foreseen, "argosy.plan expects other epochs than a run"
 
 
 def test_a_plan_is_measured_on_the_cores_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, discover = [], Inline.discover
     monkeypatch.setattr(Inline, "discover", lambda *given: (seen.append(usable_cores()), discover(*given))[1])
-    argosy.plan(studies.study(fleet=[studies.member("a")]), settings=Settings(cores=1), launcher=Inline())
+    argosy.plan(studies.study(fleet=[studies.member("a")]), cores=1, launcher="inline")
     assert seen == [1]
 
 
@@ -80,7 +79,7 @@ def test_a_plan_knows_whether_a_run_would_split(
 
     launched = Planner.launch
     monkeypatch.setattr(Planner, "launch", launch)
-    argosy.plan(splits.study("whole"), settings=Settings(devices="cpu:2", numerics=numerics))
+    argosy.plan(splits.study("whole"), devices="cpu:2", numerics=numerics)
     assert seen == [splittable]
 
 
