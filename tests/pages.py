@@ -128,6 +128,8 @@ def _of_class(kind: type[Any]) -> Iterator[str]:
             for one in described_fields(kind)
         ]
         yield "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
+    elif hasattr(kind, "fit"):  # an estimator, whose docstring says what its parameters are
+        yield _signature(f"argosy.{kind.__name__}", kind)
     for name, member in vars(kind).items():
         if name.startswith("_") or name in ("of", "reason", "certain", "watches", "max_epochs", "to_json", "forward"):
             continue
