@@ -62,9 +62,10 @@ Verbose = Annotated[
 ]
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 OF_MEMBERS = {owner: OWNERS[owner] for owner in ("argosy.Data", "argosy.Member")}
+OF_SEARCHES = "scheduler sampler eta objective mode constraints enqueue seed packs warm brackets at_once"
 OF_FILES = {
     "study_file": {"argosy.Study": OWNERS["argosy.Study"], **OF_MEMBERS},
-    "search_file": {"argosy.Search": OWNERS["argosy.tune"], **OF_MEMBERS},
+    "search_file": {"argosy.Search": f"{OWNERS['argosy.tune']} {OF_SEARCHES}", **OF_MEMBERS},
 }
 """By argument of a command: classes that its file uses, with their keywords."""
 

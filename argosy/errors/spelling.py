@@ -187,10 +187,10 @@ def did_you_mean_flag(flag: str, flags: Mapping[str, str], owners: Mapping[str, 
     word = keyword_of_flag(flag)
     names = _own_words_for(word)
     meant = next((name for name in names if name in flags), None)
-    if meant is None and word in WITHOUT:
-        return f": {WITHOUT[word]}. Remove it."
     if meant is None and (owned := _owner_of((word, *names), owners)):
         return f". In the file, set {owned[0]}= of {owned[1]}{_example(owned[0])}."
+    if meant is None and word in WITHOUT:
+        return f": {WITHOUT[word]}. Remove it."
     meant = meant or next(iter(close_matches(word, flags)), None)
     return f" (did you mean {flags[meant]}?)" if meant else ""
 
