@@ -38,7 +38,7 @@ def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
 @document_fields
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings of a run. None of them changes a member's result beyond rounding, except `threads`. Each is a keyword and a command-line flag."""
+    """Settings of a run. None of them changes a member's result beyond rounding. Each is a keyword and a command-line flag."""
 
     devices: str | None = _setting(None, "cpu:2 for two CPU slots, cuda:0,1 for two GPUs; all devices by default.")
     policy: str = _setting("balanced", "balanced: all members share one stream. solo: a pipeline for each.")
@@ -49,7 +49,7 @@ class Settings:
     )
     sharing: Sharing = _setting(  # noqa: RUF009  # a field, with an immutable default
         "auto",
-        "How nodes share the stream: a pipeline of SC'18; local: each node prepares it; none: each member does; auto: measure.",
+        "How nodes share the stream. all-shared, single-broadcast, multi-broadcast: a pipeline of SC'18; local: each node prepares it; none: each member does; auto: measure.",
         several_nodes=True,
     )
     preparing_nodes: int | None = _setting(

@@ -91,8 +91,8 @@ INTRODUCTIONS = {
     "rules": "Rules are checked at the end of each section, which is an epoch if `Study.validations_per_epoch` is 1. `rule | other` stops as soon as either "
     "rule holds, `rule & other` as soon as both do.",
     "ensemble": "`report.ensemble(top=5)` returns an ensemble ([ensembling.md](../ensembling.md)).",
-    "train": "Each setting is a keyword of `argosy.train` and `argosy.tune`, and an option of `argosy run` and `argosy tune`: `loader_workers=4` is "
-    "`--loader-workers 4`.",
+    "train": "Each setting is a keyword of `argosy.train`, and an option of `argosy run`: `loader_workers=4` is `--loader-workers 4`. `argosy.plan` and "
+    "`argosy.fit` take them too, `argosy.tune` all but `retry_failed`; `argosy tune` also lacks `policy`, `packing` and `preparing_nodes`.",
 }
 MADE = "Every object and command, generated from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same text."
 
