@@ -14,10 +14,13 @@ import argosy
 from argosy import data
 from argosy.adapters.arrays import Fitted, fit
 from argosy.cli.app import app
+from argosy.data.tables import Table
 from argosy.described import described_fields
 from argosy.ensembling.ensemble import Ensemble
+from argosy.estimators.tabular import Shape
+from argosy.results.intervals import Interval
 from argosy.results.member import MemberResult
-from argosy.results.repetitions import Comparison
+from argosy.results.repetitions import Comparison, Leader
 from argosy.results.report import Report
 from argosy.running.directory.attached import AttachedRun
 from argosy.settings import Settings
@@ -36,6 +39,7 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
             ("argosy.Data", argosy.Data),
             ("argosy.Ragged", argosy.Ragged),
             *((f"argosy.data.{name}", getattr(data, name)) for name in data.__all__),
+            ("Table", Table),
         ],
     ),
     "member": (
@@ -63,7 +67,13 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
     "attach": ("Live runs", [("argosy.attach", argosy.attach), ("AttachedRun", AttachedRun)]),
     "report": (
         "Results",
-        [("argosy.Report", Report), ("MemberResult", MemberResult), ("Comparison", Comparison)],
+        [
+            ("argosy.Report", Report),
+            ("MemberResult", MemberResult),
+            ("Comparison", Comparison),
+            ("Leader", Leader),
+            ("Interval", Interval),
+        ],
     ),
     "ensemble": ("Ensembles", [("Ensemble", Ensemble), ("argosy.distill", argosy.distill)]),
     "tune": (
@@ -78,7 +88,8 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
     "fit": ("Fit and predict on arrays", [("argosy.fit", fit), ("Fitted", Fitted)]),
     "tables": (
         "Tables",
-        [(f"argosy.{name}", getattr(argosy, name)) for name in ("Classifier", "Regressor", "tabular")],
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("Classifier", "Regressor", "tabular")]
+        + [("Shape", Shape)],
     ),
     "others": (
         "Other libraries",

@@ -38,10 +38,10 @@ class ImageFolder:
 
 
 def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None = None) -> ImageFolder:
-    """Return the images of a folder that has one folder for each class, ``root/cat/1.jpg``.
+    """Return the images of a folder that has one folder for each class, ``root/cat/1.jpg``, as samples (image, class).
 
-    Each image is decoded to RGB (16-bit pixels are scaled to 8 bits), resized so that its shorter side is `size` (bilinear, antialiased), and
-    cropped to the centre. Normalise the bytes in `Data.on_device`, and augment in `Data.then` or `Member.augment`. Hidden files and folders
+    Images are uint8 ``[3, size, size]``. Each is decoded to RGB (16-bit pixels are scaled to 8 bits), resized so that its shorter side is
+    `size` (bilinear, antialiased), and cropped to the centre. Normalise the bytes in `Data.on_device`, and augment in `Data.then` or `Member.augment`. Hidden files and folders
     (``.ipynb_checkpoints``) are ignored. Classes are numbered in the order of their names, or as in `classes`: give ``classes=train.classes`` for
     a validation set that lacks some. The Dataset has the attributes `classes`, the names by class number, and `labels`, the class number of each
     image. Needs Pillow.

@@ -44,7 +44,7 @@ NUMBER_PATTERN = re.compile(r"[-+]? ?[$€£]? ?\d[\d.,' ]*[%$€£]?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Inputs and targets of a table."""
+    """Inputs and targets of a table, as `argosy.data.table` returns them."""
 
     inputs: npt.NDArray[np.float32]
     """``[rows, features]``."""

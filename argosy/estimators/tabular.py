@@ -32,10 +32,11 @@ class Shape:
     samples: int
     """Number of training rows."""
     inputs: int
-    """Number of inputs per prepared row: `width` of `argosy.estimators.preparation.TablePreparation`."""
+    """Number of inputs of a network, after preparation."""
     outputs: int
     """Number of classes, or of targets."""
     of_classes: bool
+    """Whether the targets are classes."""
 
 
 @known_keywords("argosy.tabular")

@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """An estimated mean and its confidence interval."""
+    """An estimated mean and its 95 % confidence interval."""
 
     mean: float
     """NaN if there are no values."""

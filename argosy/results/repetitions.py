@@ -103,6 +103,7 @@ class Leader:
     metric: str
     """The objective."""
     value: Interval
+    """The configuration's mean; for a single member its value, without an interval."""
     repetitions: int | None = None
     """Number of members that repeat the configuration; None for a single member."""
 
