@@ -116,6 +116,7 @@ def train(
 
     A script prints the report at the end unless `quiet` is set; a notebook displays the return value of its cell. With `progress`, a progress
     bar is shown; `view` is any other observer. Trackers, such as ``["tensorboard"]``, receive all metrics; `argosy.tracking` lists them.
+    With the launcher ``"inline"`` everything runs in this process, as a debugger needs it; ``"ray"`` or an `argosy.Ray` is a Ray cluster.
 
     Raises StudyError, PlanError and RunError for errors that the caller has to correct, and WorkerError if a process was lost. A member that
     fails or diverges causes a MemberFailed warning with the reason, and the others are trained to the end; with `raise_on_failure` a
