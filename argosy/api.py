@@ -279,7 +279,8 @@ def tune(
     """Search for the best hyper-parameters: every trial is a member of one fleet, on one shared stream. Needs the extra ``tune``.
 
     The keywords that describe the search are documented in `argosy.Search`. They can also be given as one value, ``argosy.tune(search)``;
-    keywords beside it, as in ``argosy.tune(search, n_trials=60)``, override it. `settings` are those of `argosy.train`.
+    keywords beside it, as in ``argosy.tune(search, n_trials=60)``, override it. Keywords described neither there nor here are those of
+    `argosy.train`.
 
     The same call on the same directory resumes, and with a larger `n_trials` or `max_epochs` continues further. The directory is ``runs/``
     and the name of the script with ``-search`` by default. With `fresh` the search starts over, and the old directory is kept. Optuna's

@@ -94,9 +94,9 @@ def fit(
 
     Networks get float32, or int64 if X contains only integers or booleans. Targets of float type are regression targets; all others are
     class labels of any kind, and networks return one logit per class. A fraction `validation` of the samples, drawn by `seed`, is held out.
-    Without a directory, nothing of the run is kept except the return value. `settings` are those of `argosy.train`; nothing is printed.
-    Column names of a table are kept, and checked in `predict`. Raises what `argosy.train` raises, MemberError if no member has finished an
-    epoch, and KeyboardInterrupt if a signal ends the run.
+    Members without a rule of their own train until `stop`, by default for 10 epochs. Without a directory, nothing of the run is kept except
+    the return value. `settings` are those of `argosy.train`; nothing is printed. Column names of a table are kept, and checked in `predict`.
+    Raises what `argosy.train` raises, MemberError if no member has finished an epoch, and KeyboardInterrupt if a signal ends the run.
     """
     names = _names(X)
     inputs, target = _numbers(X), _targets(y)
