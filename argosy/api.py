@@ -120,7 +120,7 @@ def train(
 
     Raises StudyError, PlanError and RunError for errors that the caller has to correct, and WorkerError if a process was lost. A member that
     fails or diverges causes a MemberFailed warning with the reason, and the others are trained to the end; with `raise_on_failure` a
-    MemberError then names all of them.
+    MemberError then names all of them. If the first three fail in the same way, a MemberError ends the run at once.
     """
     settings = _from_arguments(Settings, locals())  # locals() holds only the arguments yet
     place = _launcher(launcher)
