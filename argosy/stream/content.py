@@ -48,7 +48,7 @@ def digest_of_labels(dataset: Any, length: int) -> str:
 
 def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        if hasattr(value, "to_numpy") and hasattr(value, "columns"):  # a DataFrame
+        if deep and hasattr(value, "to_numpy") and hasattr(value, "columns"):  # a DataFrame, but none within one
             yield from _labels(SimpleNamespace(**{f"{name}.{one}": value[one] for one in value.columns}), length, 0)
             continue
         numbers = _numbers(value, length)
@@ -60,14 +60,24 @@ def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndar
 
 def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
     """Return a value as an array of so many numbers; None if it is anything else."""
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
-        value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).detach().numpy()
+    if isinstance(value, torch.Tensor):
+        if (
+            value.shape != (length,)
+            or value.device.type != "cpu"
+            or value.layout != torch.strided
+            or value.is_complex()
+        ):
+            return None
+        value = value.detach().resolve_neg()
+        if value.is_floating_point() and value.itemsize < 4:  # NumPy lacks most of these dtypes
+            value = value.view((torch.int8, torch.int16)[value.itemsize - 1])
+        value = value.numpy()
     if isinstance(value, list | tuple) and len(value) == length and isinstance(value[0], int | float | np.number):
         try:
             value = np.asarray(value)
         except ValueError:  # elements of different shapes
             return None
-    value = value.to_numpy() if hasattr(value, "to_numpy") else value
+    value = np.asarray(value) if hasattr(value, "to_numpy") else value
     fits = isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind in "biuf"
     return value if fits else None
 

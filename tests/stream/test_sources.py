@@ -488,3 +488,36 @@ def test_arrays_of_every_layout_give_their_rows() -> None:
     here = open_sources(Data(arrays=(x.T, np.asfortranarray(x.T)[::-1], grown, list(range(6)))), seed=0)["train"]
     leaves = fill(here, [5, 0])
     assert [leaf.tolist() for leaf in leaves] == [[[5, 11], [0, 6]], [[0, 6], [5, 11]], [[10, 11], [0, 1]], [5, 0]]
+
+
+class Words:
+    """A column like an Arrow array, whose `to_numpy` raises unless the memory can be shared."""
+
+    def to_numpy(self) -> Any:
+        raise ValueError("Needed to copy 1 chunks with 0 nulls, but zero_copy_only was True")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(["a", "b"] * 3, dtype=object)
+
+
+def two_columns_of_one_name() -> Any:
+    frame = pytest.importorskip("pandas").DataFrame({"x": range(6), "y": range(6)})
+    frame.columns = ["x", "x"]
+    return frame
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(6).to(torch.float8_e4m3fn),
+        lambda: torch.ones(6, 3).to(torch.float8_e5m2),
+        lambda: torch.ones(6, dtype=torch.complex64).conj(),
+        lambda: torch.ones(6, dtype=torch.complex64).conj().imag,
+        Words,
+        two_columns_of_one_name,
+    ],
+)
+def test_a_dataset_may_hold_what_numpy_does_not_take(make: Any) -> None:
+    held = studies.Vectors(6)
+    held.held = make()
+    assert len(fill(source(held), [0, 5])[0]) == 2
