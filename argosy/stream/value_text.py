@@ -14,6 +14,7 @@ import io
 import itertools
 import mmap
 import os
+import random
 import re
 import sys
 import threading
@@ -52,6 +53,8 @@ NAMED = (
     torch.device,
 )
 """Types of objects written in C, which count by their names."""
+OWNERS = (types.NoneType, types.ModuleType, type, random.Random, torch.Generator)
+"""Types of objects whose methods written in C count by their names. Generators are seeded for every sample."""
 PATHS = frozenset({type(Path()), type(PurePath())})
 ATOMIC = (str, bytes, bool, int, float, complex)
 """Types whose subclasses hold a value besides their attributes."""
@@ -172,6 +175,8 @@ class ValueText:
                 return self.join([value.func, value.args, value.keywords])
             case types.MethodType():
                 return self.join([value.__func__, value.__self__])
+            case types.BuiltinMethodType() | types.MethodWrapperType() if not isinstance(value.__self__, OWNERS):
+                return self.join([value.__name__, value.__self__])  # such as the `get` of a dict
             case staticmethod() | classmethod():
                 return self.of(value.__func__)
             case property():

@@ -494,6 +494,12 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: {"b": 2, "a": 1},
         lambda value: next(iter(value.values())),
     ),
+    "a dict of which a method is held": (lambda: {"x": 1}.get, lambda: {"x": 2}.get, lambda value: value("x")),
+    "an array of which a method is held": (
+        lambda: np.array([1, 3]).__getitem__,
+        lambda: np.array([2, 3]).__getitem__,
+        lambda value: value(0),
+    ),
     "bytes": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda value: value[0]),
     "the type of a number": (lambda: np.float32(0.1), lambda: np.float64(0.1), lambda value: value.itemsize),
 }
