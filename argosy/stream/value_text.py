@@ -291,7 +291,8 @@ class ValueText:
             case io.IOBase() | types.GeneratorType():
                 raise UnreadableContent(f"{value!r:.80}")
         try:
-            reduced = value.__reduce_ex__(4)
+            registered = copyreg.dispatch_table.get(type(value))  # for example of regular expressions
+            reduced = value.__reduce_ex__(4) if registered is None else registered(value)
         except Exception as error:  # an object that cannot be pickled may raise anything
             raise UnreadableContent(
                 f"{type(value).__module__}.{type(value).__qualname__}, whose content cannot be read"

@@ -500,6 +500,11 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: np.array([2, 3]).__getitem__,
         lambda value: value(0),
     ),
+    "a regular expression": (
+        lambda: re.compile("a"),
+        lambda: re.compile("a|b"),
+        lambda value: len(value.findall("ab")),
+    ),
     "bytes": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda value: value[0]),
     "the type of a number": (lambda: np.float32(0.1), lambda: np.float64(0.1), lambda value: value.itemsize),
 }
