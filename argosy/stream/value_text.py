@@ -225,7 +225,8 @@ class ValueText:
             return ""
         if isinstance(value, defaultdict):
             return f" {self.of(value.default_factory)}"
-        if not is_own(type(value)):
+        array = isinstance(value, np.ndarray | torch.Tensor) and not isinstance(value, np.memmap)
+        if not is_own(type(value)) and not (array and attributes_of(value)):  # attributes such as a mask or a unit
             return ""
         if isinstance(value, CONTAINERS):
             return f" {self.of(type(value))} {self.attributes(attributes_of(value))}"

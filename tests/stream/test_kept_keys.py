@@ -505,6 +505,11 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: re.compile("a|b"),
         lambda value: len(value.findall("ab")),
     ),
+    "the mask of an array": (
+        lambda: np.ma.array([1.0, 2.0], mask=[True, False]),
+        lambda: np.ma.array([1.0, 2.0], mask=[False, False]),
+        lambda value: value.filled(0.0)[0],
+    ),
     "bytes": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda value: value[0]),
     "the type of a number": (lambda: np.float32(0.1), lambda: np.float64(0.1), lambda value: value.itemsize),
 }
