@@ -37,6 +37,13 @@ class Numbers:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
 
 
+class Unseeded(Numbers):
+    """A stream that draws from a generator without a seed."""
+
+    def __iter__(self) -> Any:
+        return (torch.tensor(number) for number in np.random.default_rng().random(self.count))
+
+
 def rows_from(shard: str, row: int) -> Any:
     return (torch.tensor(float(n)) for n in range(row, 3 if shard == "a" else 0))
 
@@ -138,6 +145,7 @@ CASES = {
     ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),
+    "a stream that draws from a generator without a seed": lambda: read(Unseeded(3)),
     "a stream without disk space": lambda: read(Numbers(3), most_bytes=4),
     "kept samples that another machine uses": elsewhere,
     "a DataLoader as Data.train": lambda: Data(train=DataLoader(ROWS)),

@@ -157,6 +157,23 @@ class Naming(Lines):
         return super().__iter__()
 
 
+class Shuffling(Lines):
+    """A stream that shuffles by a generator that it makes and does not seed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = list(super().__iter__())
+        return (samples[number] for number in np.random.default_rng().permutation(LENGTH))
+
+
+class Once(Lines):
+    """A stream that can be read only once."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.given:
+            raise EOFError
+        return super().__iter__()
+
+
 class LateDrawing(Lines):
     """A stream of equal samples whose length depends on a random number."""
 
@@ -170,6 +187,12 @@ def test_what_is_drawn_may_decide_nothing(lines: Path) -> None:
     assert stream.given == 2 * LENGTH
     with pytest.raises(StudyError, match=r"^Data\.train: LateDrawing draws random numbers"):
         opened(LateDrawing(lines))
+
+
+def test_a_stream_that_yields_other_samples_when_it_is_read_again_is_refused(lines: Path) -> None:
+    with pytest.raises(StudyError, match=r"^Data\.train: Shuffling yields different samples when it is read again"):
+        opened(Shuffling(lines))
+    assert opened(Once(lines)).length == LENGTH
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:

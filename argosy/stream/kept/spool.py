@@ -196,6 +196,11 @@ class Spool:
                 f"Data.{self.split}: {self._kind} draws random numbers, but is read only once, so they would be "
                 "the same in each epoch. Draw in Data(then=...), and leave shuffling to the study."
             )
+        if part.shard == 0 and not drew and self._begins_differently(part):
+            raise StudyError(
+                f"Data.{self.split}: {self._kind} yields different samples when it is read again, so a later run, or one that "
+                "is resumed, would train on others. Draw in Data(then=...), and leave shuffling to the study."
+            )
         witnesses.add()
         return part
 
@@ -232,15 +237,22 @@ class Spool:
         self._seed()
         return states != generator_states()
 
-    def _equal(self, part: _Part) -> bool:
-        """Return whether a shard yields the same samples with other random numbers, as when they only choose a name."""
+    def _begins_differently(self, part: _Part) -> bool:
+        """Return whether the first samples of a shard differ when it is read again, as if shuffled by a generator of its own."""
+        try:
+            return not self._equal(part, SAMPLES_VERIFIED)
+        except StudyError:  # a stream that can be read only once
+            return False
+
+    def _equal(self, part: _Part, most: int | None = None) -> bool:
+        """Return whether a shard, or `most` of its samples, are the same with other random numbers, as when they only choose a name."""
         with contextlib.ExitStack() as files:
             columns = [files.enter_context(path.open("rb")) for path in part.files]
-            for leaves, _ in self._samples_of(part.shard, epoch=1):
+            for leaves, _ in itertools.islice(self._samples_of(part.shard, epoch=1), most):
                 kept = [column.read(leaf.nbytes) for column, leaf in zip(columns, leaves, strict=True)]
                 if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
-            return not any(column.read(1) for column in columns)
+            return most is not None or not any(column.read(1) for column in columns)
 
     def _empty(self) -> StudyError:
         return StudyError(f"Data.{self.split} is empty: {self._kind} yields no samples. Yield at least one.")
