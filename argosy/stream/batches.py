@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import ALIGNMENT, Block
+from argosy.stream.blocks import ALIGNMENT, Block, select_rows
 from argosy.stream.order import WORD, Digest, Hashes, Indices, Selection, running_sums, used_elements
 from argosy.stream.padding import make_batch
 from argosy.stream.trees import map_leaves
@@ -271,7 +271,7 @@ class Elements:
         return self._select(self._sound_rows)
 
     def _select(self, index: torch.Tensor) -> list[torch.Tensor]:
-        return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves]
+        return [select_rows(leaf, index.to(leaf.device)) for leaf in self.block.leaves]
 
     @cached_property
     def _counts(self) -> list[int]:

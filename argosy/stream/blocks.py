@@ -25,6 +25,8 @@ __all__ = [
     "host_bytes",
     "same_bits",
     "sample_leaves",
+    "select_rows",
+    "signed",
 ]
 
 ALIGNMENT = 64
@@ -33,6 +35,9 @@ ALIGNMENT = 64
 Vectorised kernels may round differently on memory of another alignment, so batches that start elsewhere are copied. A batch then gives the same
 results whichever block it came in.
 """
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes in which torch can neither select nor copy numbers by their indices, and those of the same size in which it can."""
 
 
 class UnfitSample(Exception):  # noqa: N818  # a clause about a sample, not a sentence
@@ -198,6 +203,16 @@ def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
     """Return a sample's tensors and its structure; numbers and arrays become tensors as in torch's default_collate."""
     leaves, tree = flatten(sample)
     return [_tensor(leaf) for leaf in leaves], tree
+
+
+def select_rows(leaf: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return these rows of a leaf of any dtype, written to `out` if given."""
+    return torch.index_select(signed(leaf), 0, index, out=None if out is None else signed(out)).view(leaf.dtype)
+
+
+def signed(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a leaf, or a view of it in a dtype whose numbers torch selects and copies by their indices."""
+    return leaf.view(SIGNED[leaf.dtype]) if leaf.dtype in SIGNED else leaf
 
 
 def byte_view(leaf: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from argosy.stream.batches import Batch, BatchBuffer, Cutter, Elements, PartialBatch, copy_to_device
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, select_rows
 from argosy.stream.order import Digest, Indices, Selection, window_elements, window_order
 from argosy.stream.padding import BatchForm, batch_form, lengths_of, max_lengths
 from argosy.stream.trees import Structure, unflatten
@@ -187,7 +187,7 @@ class Window:
         chosen = copy_to_device(torch.from_numpy(rows), leaves[0].device)
         form = batch_form(tree)
         if form is None:
-            data = unflatten([leaf.index_select(0, chosen) for leaf in leaves], tree)
+            data = unflatten([select_rows(leaf, chosen) for leaf in leaves], tree)
         else:
             longest = max_lengths({leaf: lengths[rows] for leaf, lengths in self._lengths.items()})
             data = form.batch(leaves, longest, chosen)

@@ -15,7 +15,7 @@ import torch
 
 from argosy.errors.checks import is_map_style
 from argosy.ragged import Ragged
-from argosy.stream.blocks import UnfitSample, sample_leaves
+from argosy.stream.blocks import UnfitSample, sample_leaves, select_rows
 from argosy.stream.trees import Structure, flatten, format_structure, unflatten
 
 __all__ = [
@@ -212,7 +212,7 @@ class BatchForm:
         """
 
         def chosen(leaf: torch.Tensor) -> torch.Tensor:
-            return leaf if rows is None else leaf.index_select(0, rows)
+            return leaf if rows is None else select_rows(leaf, rows)
 
         batch_leaves = []
         for values, length in self.parts:

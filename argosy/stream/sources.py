@@ -12,7 +12,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
-from argosy.stream.blocks import Block, Layout, sample_leaves
+from argosy.stream.blocks import Block, Layout, sample_leaves, select_rows
 from argosy.stream.content import digest_of_arrays
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.rows import Rows
@@ -112,7 +112,7 @@ class ArraySource(Source):
                     # mode="clip": with "raise", NumPy gathers into a temporary buffer first. A memmap stays on disk.
                     np.take(array, indices, axis=0, out=leaf[low:high].numpy(), mode="clip")
                 else:
-                    torch.index_select(array, 0, torch.from_numpy(indices), out=leaf[low:high])
+                    select_rows(array, torch.from_numpy(indices), out=leaf[low:high])
         block.indices[low:high] = indices
         block.sound[low:high] = True
         return Filled([], len(indices))

@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from argosy import Data, Ragged
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
-from argosy.stream.opening import open_sources
+from argosy.stream.kept.cache import RowCache
+from argosy.stream.opening import open_kept_rows, open_sources
 from argosy.stream.sources import ArraySource, DatasetSource, Source
+from argosy.training.choice.copies import fill_block
 
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
@@ -466,6 +468,22 @@ def test_complex_numbers_of_every_kind() -> None:
     assert leaves[2].tolist() == [4 + 1j, 5 + 1j] and leaves[3].dtype == torch.float16
     here = open_sources(Data(arrays=(z.numpy(), z.conj(), z.conj().imag)), seed=0)["train"]
     assert [leaf.tolist() for leaf in fill(here, [5, 0])] == [[5 + 1j, 1j], [5 - 1j, -1j], [-1.0, -1.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_single_unsigned_numbers_are_gathered_and_kept(dtype: torch.dtype) -> None:
+    """Of these dtypes torch cannot select the elements of a vector."""
+    numbers = torch.arange(6).to(dtype)
+    for dataset in (TensorDataset(numbers), [(number,) for number in numbers]):
+        sources = open_sources(Data(train=dataset), seed=0, cache=RowCache(most_bytes=2**20))
+        open_kept_rows(sources, 2**20)
+        for _ in range(2):  # the second time from kept rows
+            (leaf,) = fill(sources["train"], [5, 0])
+            assert (leaf.dtype, leaf.tolist()) == (dtype, [5, 0])
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=6, last=True)
+    block = sources["train"].layout.block(place, np.zeros(sources["train"].layout.block_bytes(6), np.uint8))
+    sources["train"].fill(block, 0, np.arange(6))
+    assert fill_block(block, 8).leaves[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 @pytest.mark.parametrize(

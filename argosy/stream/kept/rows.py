@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import Block, Layout, Place, host_bytes
+from argosy.stream.blocks import Block, Layout, Place, host_bytes, select_rows, signed
 from argosy.stream.memory import memory_file
 from argosy.stream.order import Indices
 
@@ -162,13 +162,13 @@ class Rows:
         if are_kept.all():
             wanted = torch.from_numpy(indices)
             for target, column in zip(block.leaves, self._columns, strict=True):
-                torch.index_select(column, 0, wanted, out=target[low : low + len(indices)])
+                select_rows(column, wanted, out=target[low : low + len(indices)])
             block.indices[low : low + len(indices)] = indices
             block.sound[low : low + len(indices)] = True
         elif are_kept.any():
             rows, kept_rows = np.flatnonzero(are_kept) + low, indices[are_kept]
             for target, column in zip(block.leaves, self._columns, strict=True):
-                target[torch.from_numpy(rows)] = column[torch.from_numpy(kept_rows)]
+                signed(target)[torch.from_numpy(rows)] = signed(column)[torch.from_numpy(kept_rows)]
             block.indices[rows], block.sound[rows] = kept_rows, True
         return are_kept
 

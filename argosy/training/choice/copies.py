@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from argosy.stream.batches import InOrderCutter
-from argosy.stream.blocks import Block, same_bits
+from argosy.stream.blocks import Block, same_bits, select_rows
 from argosy.stream.order import Selection
 from argosy.stream.padding import batch_form, lengths_of, make_batch
 from argosy.training.device.equivalence import nudge
@@ -80,7 +80,7 @@ def fill_block(
     rows += apart
     sound = np.resize(sound, rows)
     index = torch.from_numpy(sound)
-    leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
+    leaves = tuple(select_rows(leaf, index.to(leaf.device)) for leaf in block.leaves)
     leaves = tuple(map(widen_floats, leaves)) if double else leaves
     place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
     return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)

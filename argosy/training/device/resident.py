@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, select_rows, signed
 from argosy.training.device.devices import Backend, memory_left
 
 __all__ = ["ResidentRows"]
@@ -81,14 +81,14 @@ class ResidentRows:
         split = self._splits[block.place.split]
         assert split is not None
         for rows, leaf in zip(split.leaves, leaves, strict=True):
-            rows.index_copy_(0, index, leaf)
+            signed(rows).index_copy_(0, index, signed(leaf))
         split.here[block.indices] = True
 
     def read(self, block: Block, index: Tensor) -> list[Tensor]:
         """Return the leaves of a block whose rows are all on the device, in new memory."""
         split = self._splits[block.place.split]
         assert split is not None
-        return [rows.index_select(0, index) for rows in split.leaves]
+        return [select_rows(rows, index) for rows in split.leaves]
 
     def give_back(self, detail: str) -> bool:
         """Free all rows after memory has run out, and keep none from now on; returns whether there were any."""
