@@ -232,10 +232,16 @@ def _can_gather(dataset: Any, singly: dict[int, Leaves]) -> bool:
     """Return whether a list of samples equals the samples one by one, and draws nothing from the generators."""
     if not hasattr(dataset, "__getitems__") or not all(singly.values()):
         return False
+    *others, last = singly
+    indices = [last, *others]  # in ascending order it would not show that a Dataset sorts what it is asked for
     before = generator_states()
     try:
-        together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(list(singly))]
+        together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(indices)]
     except USER_ERRORS:  # as above: then only single samples are requested
         return False
     untouched = generator_states() == before
-    return untouched and len(together) == len(singly) and all(map(same_bits, singly.values(), together))
+    return (
+        untouched
+        and len(together) == len(singly)
+        and all(same_bits(singly[index], leaves) for index, leaves in zip(indices, together, strict=True))
+    )

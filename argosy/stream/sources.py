@@ -210,7 +210,7 @@ class DatasetSource(Source):
         seed_everything(sample_seed(self.preparing.seed, self.preparing.split, epoch, first))
         with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
-                samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
+                samples = list(self.preparing.dataset.__getitems__(indices.tolist()))
             except USER_ERRORS:  # the user's code: the sample raises again when it is requested alone
                 return None
         # The probed samples drew nothing. Once others do, no list is requested again.

@@ -242,6 +242,27 @@ def test_getitems_is_used_where_it_is_deterministic() -> None:
     assert not source(Subset(studies.Vectors(30), range(20))).facts.gathers
 
 
+class SortedLists(Lists):
+    """A dataset that reads lists in ascending order, as an HDF5 file requires, and returns them so."""
+
+    def __getitems__(self, indices):
+        return super().__getitems__(sorted(indices))
+
+
+class GeneratedLists(Lists):
+    """A dataset that generates the samples of a list."""
+
+    def __getitems__(self, indices):
+        return iter(super().__getitems__(indices))
+
+
+@pytest.mark.parametrize(("kind", "gathers"), [(SortedLists, False), (GeneratedLists, True)])
+def test_lists_in_another_order_are_not_asked_for(kind: type[Lists], gathers: bool) -> None:
+    here = source(kind())
+    assert here.facts.gathers == gathers
+    assert fill(here, [3, 1])[0].tolist() == [3.0, 1.0]
+
+
 class Drawing(Dataset):
     """A dataset that draws from one generator, though the number almost never affects the sample."""
 
