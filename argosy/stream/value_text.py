@@ -110,7 +110,7 @@ class Content:
     files: list[MappedFile] = field(default_factory=list)
     """Files that arrays map; their content was not read."""
     named: dict[str, None] = field(default_factory=dict)
-    """Files that values name by absolute paths, except those in long lists."""
+    """Files that values name, except those in long lists."""
     parts: dict[str, Part] = field(default_factory=dict)
     """Parts by their names; equal names are numbered in the order in which they were found."""
     names: dict[Hashable, str] = field(default_factory=dict)
@@ -235,9 +235,12 @@ class ValueText:
     def _plain(self, values: Any, atoms: Iterable[Any]) -> str:
         """Return plain values as text; note the paths among them."""
         assert self.whole is not None
-        paths = [atom for atom in atoms if type(atom) is str and atom.startswith(os.sep)]
-        if len(paths) <= MAX_PATHS:
-            self.whole.named.update(dict.fromkeys(path for path in paths if os.path.isfile(path)))  # noqa: PTH113
+        # A name without a folder is mostly that of a file in a folder that another value names.
+        texts = [atom for atom in atoms if type(atom) is str and os.sep in atom]
+        paths = [text for text in texts if text.startswith(os.sep)]
+        for some in (paths, [text for text in texts if not text.startswith(os.sep)]):
+            if len(some) <= MAX_PATHS:
+                self.whole.named.update(dict.fromkeys(path for path in some if os.path.isfile(path)))  # noqa: PTH113
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)

@@ -371,6 +371,19 @@ class Counting(Holding):
         return self.cache[index]
 
 
+class Mapping(Dataset[Any]):
+    """A dataset that reads a file that it names in C++, as HDF5 does."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_file(self.name, size=LENGTH, dtype=torch.float64)[index : index + 1].clone()
+
+
 class Growing(Dataset[Any]):
     """A dataset whose length is an argument."""
 
@@ -761,6 +774,17 @@ def test_a_file_that_changed_is_found(desk: Desk, name: str, old: bool) -> None:
     folder = desk.data()
     again = lambda: partial(getattr(desk.module("files"), kind), str(folder))  # noqa: E731
     found_out(again, lambda: change(folder), again, by)
+
+
+@pytest.mark.parametrize("folder", ["data/", "{}/data/"])
+def test_a_file_that_is_read_in_native_code_is_found_by_its_name(desk: Desk, folder: str) -> None:
+    desk.data()
+    desk.monkeypatch.chdir(desk.folder)
+    name = f"{folder.format(desk.folder)}numbers.bin"
+    numbers = np.arange(LENGTH, dtype=np.float64)
+    numbers.tofile(name)
+    changed = numbers + (numbers == ONE)
+    found_out(lambda: Mapping(name), lambda: changed.tofile(name), lambda: Mapping(name), WITNESS)
 
 
 def test_another_file_that_is_mapped_is_found(desk: Desk) -> None:
