@@ -124,7 +124,10 @@ DATA = {
         "Data.train is Vectors, which cannot be called with no arguments",
     ),
     "function": (holding(train=lambda path: path), "(missing a required argument: 'path')"),
-    "no dataset": (holding(train=3), "Data.train is 3; it must be a Dataset or a function that returns one."),
+    "no dataset": (
+        holding(train=3),
+        "Data.train is 3; it must be a Dataset, with __len__ and __getitem__ or with __iter__, or a function that returns one.",
+    ),
     "one tensor": (
         holding(arrays=torch.zeros(9, 2)),
         "Data.arrays is an instance of Tensor; it must be a tuple of tensors",

@@ -263,7 +263,9 @@ def check_dataset(what: str, dataset: Any) -> None:
             f"{what} is {describe_value(dataset)}, a DataModule; it must be a Dataset. Pass the DataModule's own: Data(train=dm.train, val=dm.val) after "
             "dm.setup('fit'), or dm.train_dataloader().dataset."
         )
-    check_callable(what, dataset, "a Dataset or a function that returns one")
+    check_callable(
+        what, dataset, "a Dataset, with __len__ and __getitem__ or with __iter__, or a function that returns one"
+    )
     check_takes(what, dataset, 0, "a factory without arguments, for example a functools.partial, or a Dataset")
 
 
