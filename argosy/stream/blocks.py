@@ -244,6 +244,11 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
+        if np.ma.is_masked(leaf):
+            raise UnfitSample(
+                "has a masked array with masked values. Tensors have no masks, so they would be trained on: return "
+                "array.filled(value), or the mask beside the values."
+            )
         # torch warns about read-only memory (a row of a memory map), and supports neither negative strides (a flipped image) nor
         # foreign byte orders.
         taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0

@@ -37,6 +37,13 @@ class Numbers:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
 
 
+class Masked(Numbers):
+    """A stream of masked arrays, as files of climate data give them."""
+
+    def __iter__(self) -> Any:
+        return (np.ma.masked_less(np.arange(3.0), n + 1) for n in range(self.count))
+
+
 class Unseeded(Numbers):
     """A stream that draws from a generator without a seed."""
 
@@ -145,6 +152,7 @@ CASES = {
     ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),
+    "a sample with masked values": lambda: read(Masked(3)),
     "a stream that draws from a generator without a seed": lambda: read(Unseeded(3)),
     "a stream without disk space": lambda: read(Numbers(3), most_bytes=4),
     "kept samples that another machine uses": elsewhere,

@@ -406,6 +406,7 @@ def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> 
         (Odd((X, None), 0), r"sample 0 contains None"),
         (Odd((), ()), r"sample 0 is \(\), without any tensor"),
         (Odd((X.to_sparse(), 0), 0), r"sample 0 has a sparse tensor"),
+        (Odd((np.ma.masked_less(np.arange(3.0), 1), 0), 0), r"sample 0 has a masked array with masked values"),
         (Odd((X, 0), 0, length=40), r"sample (20|39) raised IndexError: list index out of range"),
         (Odd((X, 0), 0, length=0), r"is empty: the len\(\) of Odd is 0\. Add samples to it\."),
         (Odd((X, 0), 0, length=TypeError("no")), r"Odd does not report its number of samples: len\(\) raised"),
