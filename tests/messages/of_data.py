@@ -37,6 +37,12 @@ class Numbers:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
 
 
+class Whole(Numbers):
+    """A stream that yields all samples for each shard."""
+
+    num_shards = 2
+
+
 class Masked(Numbers):
     """A stream of masked arrays, as files of climate data give them."""
 
@@ -152,6 +158,7 @@ CASES = {
     ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),
+    "a stream whose shards are all the same": lambda: read(Whole(3)),
     "a sample with masked values": lambda: read(Masked(3)),
     "a stream that draws from a generator without a seed": lambda: read(Unseeded(3)),
     "a stream without disk space": lambda: read(Numbers(3), most_bytes=4),

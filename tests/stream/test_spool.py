@@ -195,6 +195,17 @@ def test_a_stream_that_yields_other_samples_when_it_is_read_again_is_refused(lin
     assert opened(Once(lines)).length == LENGTH
 
 
+class WholeShards(Lines):
+    """A stream that yields all samples for each shard."""
+
+    num_shards = 2
+
+
+def test_shards_that_are_the_same_are_refused(lines: Path) -> None:
+    with pytest.raises(StudyError, match=r"^Data\.train: WholeShards yields the same samples for each of its 2 shards"):
+        opened(WholeShards(lines))
+
+
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     with pytest.raises(StudyError, match=r"Data\.train is empty: Lines yields no samples"):

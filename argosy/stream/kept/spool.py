@@ -9,6 +9,7 @@ a shard that draws is read again with other random numbers.
 """
 
 import contextlib
+import filecmp
 import functools
 import itertools
 from collections.abc import Iterator
@@ -167,6 +168,13 @@ class Spool:
             for part in parts:
                 assert part.layout is not None
                 self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
+            if len(parts) > 1 and all(
+                itertools.starmap(_same_content, zip(parts[0].files, parts[1].files, strict=True))
+            ):
+                raise StudyError(
+                    f"Data.{self.split}: {self._kind} yields the same samples for each of its {len(parts)} shards. Yield those of "
+                    "shard torch.utils.data.get_worker_info().id, or rename its attribute num_shards, if that means something else."
+                )
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
             place, keeping = cache.folder / key.name, f"read once into a file: {why}"
@@ -270,6 +278,10 @@ class SpooledDataset:
     def __getitem__(self, index: int) -> Any:
         layout = self.facts.kept_layout
         return unflatten(_rows(self.facts.location, layout).row(index), layout.tree)
+
+
+def _same_content(one: Path, other: Path) -> bool:
+    return filecmp.cmp(one, other, shallow=False)
 
 
 @functools.cache
