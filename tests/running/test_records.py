@@ -1,6 +1,7 @@
 """Tests that the metrics files that a run writes for its users agree with the journal."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from test_costs import ENDED
@@ -29,3 +30,13 @@ def test_sections_that_a_fault_takes_back_before_they_are_written_are_written_wh
         "steps": 0,
         "samples": 100,
     }
+
+
+def test_a_metric_that_is_named_after_a_file_whose_name_is_no_text_is_written(tmp_path: Path) -> None:
+    state, metrics = MemberState("mlp"), Metrics(tmp_path)
+    (tmp_path / "members" / "mlp").mkdir(parents=True)
+    state.end_section(replace(ENDED, metrics={"val_recall_caf\udce9": 0.5}))
+    metrics.note(state)
+    metrics.write()
+    header, row = (tmp_path / "members" / "mlp" / "metrics.csv").read_text().splitlines()
+    assert (header.split(",")[1], row.split(",")[1]) == (r"val_recall_caf\udce9", "0.5")

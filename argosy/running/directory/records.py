@@ -86,7 +86,7 @@ class Metrics:
             }
             for kind, of_kind in lines.items():
                 with written_to(folder / f"metrics.{kind}") as file:
-                    file.write("".join(f"{line}\n" for line in of_kind).encode())
+                    file.write("".join(f"{line}\n" for line in of_kind).encode(errors="backslashreplace"))
             self._written[name] = len(state.sections)
         self._noted.clear()
 
