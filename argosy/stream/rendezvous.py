@@ -153,7 +153,7 @@ class RendezvousStore(Store):
 def open_store(rendezvous: str, size: int) -> Any:
     """Return the store of a rendezvous of so many processes. Raises RuntimeError if it cannot be reached."""
     if not rendezvous.startswith(SCHEME):
-        return FileStore(rendezvous, size)
+        return FileStore(os.fsencode(rendezvous), size)  # type: ignore[arg-type]  # a string must be UTF-8
     place, key, name = rendezvous.removeprefix(SCHEME).split("/")
     host, _, port = place.rpartition(":")
     return RendezvousStore(host, int(port), bytes.fromhex(key), name)

@@ -83,7 +83,8 @@ def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time
 
 @pytest.mark.parametrize("store", ["network", "file"])
 def test_ranks_meet_and_add_up(store: str, network: NetworkRendezvous, tmp_path: Any) -> None:
-    where = network.rendezvous() if store == "network" else str(tmp_path / "rendezvous")
+    in_folder = str(tmp_path / "caf\udce9")  # the name of a folder may be no UTF-8
+    where = network.rendezvous() if store == "network" else in_folder
     groups = [Group.form(where, rank, 3, on=HOST) for rank in range(3)]
     while not all(group.formed for group in groups):
         assert not any(group.broken for group in groups), [group.broken for group in groups]
