@@ -35,6 +35,7 @@ from argosy import Data
 from argosy.stream.blocks import Place
 from argosy.stream.kept import witnesses
 from argosy.stream.kept.cache import RowCache
+from argosy.stream.kept.keys import make_key
 from argosy.stream.opening import open_kept_rows, open_sources
 from argosy.stream.sources import Source
 
@@ -1064,3 +1065,7 @@ def test_a_run_in_other_processes_finds_what_one_in_this_process_has_kept(tmp_pa
     second = argosy.train(study, directory=tmp_path / "two", **how)
     assert (first.preparations, second.preparations) == (0.5, 0.0)
     assert first.member("mlp").metrics == second.member("mlp").metrics
+
+
+def test_a_class_of_a_module_whose_name_is_no_text_has_a_key() -> None:
+    assert make_key(type("Files", (Dataset,), {"__module__": "caf\udce9"})()).name

@@ -117,7 +117,7 @@ def _parts(dataset: Any, code: CodeReader) -> dict[str, str]:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _roots(paths: Iterable[str]) -> list[str]:
