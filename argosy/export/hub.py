@@ -93,5 +93,10 @@ def _describe_ensemble(ensemble: Combination) -> str:
 
 
 def _table(kind: str, values: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| {name} | {format_value(value)} |" for name, value in values.items())
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items())
     return f"| {kind} | value |\n|---|---|\n{rows}"
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of a table, in which a bar would begin the next cell, and an angle bracket HTML."""
+    return format_value(value).replace("|", r"\|").replace("<", r"\<")

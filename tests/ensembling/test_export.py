@@ -134,6 +134,19 @@ def test_a_member_of_some_samples_says_how_many_these_were(tmp_path: Path) -> No
     assert "40 of train, 10 of val samples" in (folder / "README.md").read_text()
 
 
+def linear(pattern: str) -> nn.Module:
+    """Return a network that has a text among its hyper-parameters."""
+    return nn.Linear(12, 10)
+
+
+def test_bars_and_angle_brackets_stay_in_their_cell_of_the_card(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors.torch", reason="the extra export")
+    member = studies.member(model=partial(linear, "<pad>|x"), batch_size=20)
+    report = trained(tmp_path / "run", argosy.Data(arrays=(X, Y), val_arrays=(X[:30], Y[:30])), member)
+    card = (report.export(tmp_path / "x", format="hub") / "README.md").read_text()
+    assert r"| model.pattern | \<pad>\|x |" in card
+
+
 def test_weights_that_eval_merges_are_not_merged_once_more_where_they_are_loaded(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch", reason="the extra export")
     member = studies.member(model=studies.Merging, batch_size=20)
