@@ -15,7 +15,7 @@ DISK = {
     errno.EDQUOT: "Free disk space, or ask for a larger quota",
     errno.EFBIG: "Raise the limit on the size of files: ulimit -f unlimited",
     errno.EROFS: "Mount the disk as writable, or choose another directory",
-    errno.EACCES: "Grant yourself write access there, or choose another directory",
+    errno.EACCES: "Grant yourself access there, or choose another directory",
     errno.EIO: "The disk is failing (see dmesg): copy the directory to a healthy one",
     errno.ENOENT: "It was removed: restore it, or start over in another directory",
 }

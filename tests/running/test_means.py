@@ -51,6 +51,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
         ),
         (OSError(errno.ENOSPC, "No space left on device"), DiskError, "Free disk space"),
         (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk is failing"),
+        (PermissionError(errno.EACCES, "no", str(tmp_path / "x")), DiskError, "Grant yourself access there"),
     ]
     for error, kind, words in told:
         with pytest.raises(kind, match=words), explain_refusals(tmp_path):
