@@ -445,7 +445,8 @@ def test_a_step_that_is_made_again_measures_its_batch_once(of: Callable[[list[Li
 def test_a_validation_that_averaged_weights_have_interrupted_counts_each_batch_once(
     then: str, rules: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = [packs.member(f"m{n}", average=rule, optimizer=partial(SGD, lr=0.1 * n)) for n, rule in enumerate(rules, 1)]
+    settings = [{"average": rule, "optimizer": partial(SGD, lr=0.1 * n)} for n, rule in enumerate(rules, 1)]
+    fleet = [packs.member(f"m{n}", metrics=DRAWING, **each) for n, each in enumerate(settings)]
     lives, like = ([packs.live(one) for one in fleet] for _ in range(2))
     arrays, (inputs, labels) = packs.samples()
     orders = Orders(0, {"train": len(inputs), "val": len(inputs)})
@@ -491,6 +492,23 @@ def drawing(output: Any, target: Any) -> Any:
 
 
 DRAWING = {"drawing": drawing}
+
+
+class Noisy(nn.Linear):
+    """A network that draws noise in validation too, as a diffusion model does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize("train", [packs.alone, packs.together])
+def test_averaged_weights_are_validated_with_the_draws_of_raw_weights(train: Callable[..., Any]) -> None:
+    unmoved = {"model": partial(Noisy, 16, 4), "optimizer": partial(SGD, lr=0.0), "metrics": DRAWING}
+    fleet = [member(f"m{n}", average=EMA(0.9), **unmoved) for n in range(2)]
+    for rows in train(fleet, 2, dtype=torch.float32)[1].values():
+        for row in rows:
+            for name in ("loss", "drawing"):
+                assert row[f"average_val_{name}"] == row[f"raw_val_{name}"]
 
 
 def test_the_objective_chooses_between_raw_and_averaged_weights() -> None:

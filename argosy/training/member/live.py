@@ -34,7 +34,7 @@ from argosy.training.member.own import (
     strip_given,
 )
 from argosy.training.member.precision import LossScale
-from argosy.training.member.randomness import Randomness
+from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.snapshots import Snapshots, unstack_snapshots
 from argosy.training.member.tally import Tally, batch_total
@@ -108,8 +108,8 @@ class LiveMember:
     """Validation of the current section."""
     average_val: Validation = field(init=False)
     """The same with the averaged weights, if it has an average."""
-    half_validated: bool = False
-    """Whether the raw weights have validated the next batch already: an error has interrupted the pass of averaged ones."""
+    half_validated: Mark | None = None
+    """Generators before the next batch, if raw weights have validated it already: an error has interrupted the pass of averaged ones."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     cutting: Cutting = field(init=False, repr=False)
@@ -156,7 +156,7 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Discard a validation, and prepare another one."""
-        self.val, self._validating, self._unvalidated, self.half_validated = self._validation(), None, {}, False
+        self.val, self._validating, self._unvalidated, self.half_validated = self._validation(), None, {}, None
         if self.average is not None:
             self.average_val = self._validation()
 

@@ -353,11 +353,13 @@ class Solo:
         live = self.live
         if not batch.rows:
             return
-        if not live.half_validated:
+        before = None if live.averaged is None else live.half_validated or live.randomness.here()
+        if live.half_validated is None:
             self._validate(batch, live.val)
-        live.half_validated = False
-        if live.averaged is not None:
+        live.half_validated = None
+        if live.averaged is not None and before is not None:
             drawn = live.randomness.here()
+            live.randomness.set_generators(before)  # draws what the raw weights drew, with which it is compared
             with live.averaged.held():
                 self._validate(batch, live.average_val)
             live.randomness.set_generators(drawn)  # raw weights are validated as they would be without an average

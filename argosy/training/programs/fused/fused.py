@@ -29,7 +29,7 @@ from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.several import ProgramOfSeveral
+from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
 from argosy.training.programs.fused.steps import FusedSteps, Part, check_all_derived
 
 __all__ = ["Fused"]
@@ -172,15 +172,17 @@ class Fused(ProgramOfSeveral):
     def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass, and their averages in another."""
         data = self.inputs(lockstep, augment=False)
-        rows = [row for row, live in enumerate(self.members) if not live.half_validated]
+        before = self.marks()
+        rows = [row for row, live in enumerate(self.members) if live.half_validated is None]
         if rows:
             self._validate(lockstep, rows, self._found(data), [live.val for live in self.members])
         averaged = [row for row, live in enumerate(self.members) if live.averaged is not None]
         if self._averages is None or not averaged:
             return
-        for live in self.members:  # also one whose average has yet to begin: all repeat an interrupted batch
-            live.half_validated = True
+        for row in rows:  # also one whose average has yet to begin: all repeat an interrupted batch
+            self.members[row].half_validated = before[row]
         drawn = self.marks()
+        self.go_back([not_none(live.half_validated) for live in self.members])  # averages draw what raw weights drew
         named, buffers = self._averages.named, self._averages.buffers
         try:
             values = self._forward.values(named, buffers, data, self._states, lambda output: None)
@@ -188,7 +190,7 @@ class Fused(ProgramOfSeveral):
         finally:
             self.go_back(drawn)  # raw weights are validated as they would be without averages
         for live in self.members:
-            live.half_validated = False
+            live.half_validated = None
 
     # ---- a lockstep
 
