@@ -574,6 +574,20 @@ def cox(risk: Tensor, time: Tensor) -> Tensor:
     return (torch.where(longer, risk[None, :], -1e9).logsumexp(1) - risk).mean()
 
 
+def discrepancy(output: Tensor, target: Tensor) -> Tensor:
+    """The maximum mean discrepancy of two distributions, whose samples are no pairs."""
+    one, two, across = (
+        torch.exp(-((a.unsqueeze(1) - b.unsqueeze(0)) ** 2).sum(2)).mean()
+        for a, b in ((output, output), (target, target), (output, target))
+    )
+    return one + two - 2 * across
+
+
+def test_a_loss_that_compares_two_distributions_is_accepted(tmp_path: Path) -> None:
+    maps = member(model=partial(nn.Linear, 6, 6), loss=discrepancy, metrics={"mmd": discrepancy})
+    assert reason(tmp_path, maps, data=argosy.Data(arrays=(X, X + 1), val_arrays=(X, X + 1))) == ""
+
+
 def regression(model: nn.Module, batch: Any) -> Tensor:
     return functional.mse_loss(model(batch[0]), batch[1])
 

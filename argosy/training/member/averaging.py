@@ -157,6 +157,8 @@ def check_pairs(member: Member, what: str, value: Value, pair: tuple[Any, Any], 
     """Raise StudyError for a loss or metric of (output, target) that compares each output with all targets because of their shapes."""
     output, target = pair
     tensors = isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel()
+    if tensors and output.shape == target.shape:
+        return  # a value of all pairs, such as the distance of two distributions, is meant so
     # Outputs of an untrained network may be so similar that no order matters, so targets are tried as outputs too.
     like = [target.reshape(output.shape).to(output.dtype)] if tensors else []
     if any(_broadcasts(value, outputs, target, rows) for outputs in (output, *like)):
