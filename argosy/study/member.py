@@ -162,7 +162,8 @@ class Member:
     augment: Callable[[Any], Any] | None = None
     """Batch -> batch, applied in training only, on the member's device and with its own random state. A callable object given here, as
     `loss` or as `step` is copied for each member. Tensors, arrays and networks bound by a partial are shared by all members; a moving
-    average of weights therefore belongs into the network."""
+    average of weights therefore belongs into the network. Tensors and networks among them, and modules such as a loss with weights of
+    classes, are moved to the member's device."""
     subset: Sequence[int] | Any | None = None
     """Indices of the training samples that the member sees, as a list, an array or a tensor; an index that is given twice is seen twice per
     epoch (bootstrap)."""

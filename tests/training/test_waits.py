@@ -1,6 +1,7 @@
 """Tests that no step of any kind of member or program waits for its device, on a device that watches all reads and copies."""
 
 from collections.abc import Collection
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from elsewhere import Waits, copied, unwaiting
 from packs import BOOTSTRAP, FOLD, UNWAITING, live, member, step_through
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from argosy.stream.order import Digest
 from argosy.training.member.precision import LossScale, LossScales
@@ -31,6 +33,30 @@ def test_no_step_of_a_member_waits(kind: str, holes: Collection[int], elsewhere:
 @pytest.mark.parametrize("kind", UNWAITING)
 def test_no_step_of_a_pack_waits(kind: str, elsewhere: str) -> None:
     assert step_through(unwaiting, Fused.of([live(member(name, **UNWAITING[kind]), elsewhere) for name in "abc"])) > 1
+
+
+WEIGHTS = torch.ones(4, dtype=torch.float64)
+TEACHER = nn.Linear(16, 4).double()
+
+
+def taught(model: nn.Module, batch: Any, teacher: nn.Module) -> Tensor:
+    return (model(batch[0]) - teacher(batch[0]).detach()).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Solo, Fused])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)},
+        {"loss": partial(cross_entropy, weight=WEIGHTS)},
+        {"step": partial(taught, teacher=TEACHER)},
+    ],
+    ids=["a loss with weights of classes", "a loss with weights in a partial", "a step with a teacher"],
+)
+def test_what_a_member_calls_is_on_its_device(calls: dict[str, Any], kind: Any, elsewhere: str) -> None:
+    lives = [live(member(name, metrics={}, **calls), elsewhere) for name in "ab"]
+    assert step_through(unwaiting, Fused.of(lives) if kind is Fused else Solo(lives[0])) > 1
+    assert WEIGHTS.device == TEACHER.weight.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("subsets", [[FOLD], [FOLD, FOLD, FOLD], [FOLD, BOOTSTRAP, FOLD]])

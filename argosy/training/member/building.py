@@ -23,6 +23,7 @@ from argosy.training.member.checks import (
 from argosy.training.member.copied import (
     CALLED,
     ensure_own_memory,
+    move_called,
     optimizers_of,
     with_own_buffers,
     with_own_callables,
@@ -68,6 +69,7 @@ def build_member(
         kinds = dict.fromkeys(map(type, model.modules()))
         check_generators(member, [(f"layer {kind.__name__}", kind) for kind in kinds])
         model = model.to(backend.device)
+        move_called(own, backend.device)
         several = member.optimizers is not None
         optimizer, schedule = build_own_optimizers(own, model, mode) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
