@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from argosy.stream.order import Digest
+from argosy.training.device.copies import DeviceCopies
+from argosy.training.device.devices import open_backend
 from argosy.training.member.precision import LossScale, LossScales
 from argosy.training.programs.fused.compiled import Pass
 from argosy.training.programs.fused.fused import Fused
@@ -57,6 +59,25 @@ def test_what_a_member_calls_is_on_its_device(calls: dict[str, Any], kind: Any, 
     lives = [live(member(name, metrics={}, **calls), elsewhere) for name in "ab"]
     assert step_through(unwaiting, Fused.of(lives) if kind is Fused else Solo(lives[0])) > 1
     assert WEIGHTS.device == TEACHER.weight.device == torch.device("cpu")
+
+
+class Standardized(nn.Module):
+    """Standardized inputs, with statistics in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16, dtype=torch.float64))
+        self.mean: Tensor
+
+    def forward(self, batch: Any) -> Any:
+        return batch[0] - self.mean, batch[1]
+
+
+def test_what_data_on_device_holds_is_there(elsewhere: str) -> None:
+    module, bound = Standardized(), partial(taught, teacher=TEACHER)
+    moved = [DeviceCopies(open_backend(elsewhere), work).on_device for work in (module, bound)]
+    assert moved[0].mean.is_meta and moved[1].keywords["teacher"].weight.is_meta
+    assert not module.mean.is_meta and not TEACHER.weight.is_meta
 
 
 @pytest.mark.parametrize("subsets", [[FOLD], [FOLD, FOLD, FOLD], [FOLD, BOOTSTRAP, FOLD]])

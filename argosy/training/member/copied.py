@@ -3,7 +3,7 @@
 import copy
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator
 from types import MethodType
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torch.utils.weak import WeakIdKeyDictionary
 
 from argosy.bindings import bound_arguments, unwrap_partials
 from argosy.readings import is_own
-from argosy.stream.copied import begin_copy, copy_network, finish_copy, parts_of
+from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
+from argosy.training.device.moved import move_modules
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
@@ -42,8 +42,6 @@ FACTORIES = ("model", "optimizer", "optimizers", "schedule")
 """Fields of a member that are called when it is built."""
 DATA_BYTES = 1 << 20
 """Bytes above which a tensor counts as data."""
-MOVED: MutableMapping[Any, dict[torch.device, Any]] = WeakIdKeyDictionary()
-"""Copies on accelerators of tensors and networks that partials bind, which all members there share."""
 
 
 def copy_together(
@@ -92,27 +90,7 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
 def move_called(member: Member, device: torch.device) -> None:
     """Move what a member calls to an accelerator: modules, such as a loss with weights of classes, and tensors and networks that partials bind."""
     for name in CALLED if device.type != "cpu" else ():
-        object.__setattr__(member, name, _moved(getattr(member, name), device))
-
-
-def _moved(called: Any, device: torch.device) -> Any:
-    if isinstance(called, functools.partial):
-        arguments = [_bound_there(value, device) for value in called.args]
-        keywords = {key: _bound_there(value, device) for key, value in called.keywords.items()}
-        return functools.partial(_moved(called.func, device), *arguments, **keywords)
-    owner = getattr(called, "__self__", called)
-    if isinstance(owner, nn.Module):
-        owner.to(device)
-    return called
-
-
-def _bound_there(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, Tensor | nn.Module):
-        return _moved(value, device)
-    copies = MOVED.setdefault(value, {})
-    if device not in copies:
-        copies[device] = (value.detach() if isinstance(value, Tensor) else copy_network(value)).to(device)
-    return copies[device]
+        object.__setattr__(member, name, move_modules(getattr(member, name), device))
 
 
 def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
