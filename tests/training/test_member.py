@@ -1776,6 +1776,30 @@ def test_members_that_hold_one_layer_without_weights_each_move_their_own() -> No
     assert alone.live.model[1].num_batches_tracked > 0
 
 
+@pytest.mark.parametrize("itself", [False, True], ids=["stepped", "stepping itself"])
+def test_members_given_one_tensor_as_learning_rate_each_move_their_own(itself: bool) -> None:
+    rate = torch.tensor(0.25)
+    optimizer, schedule = partial(SGD, lr=rate), partial(StepLR, step_size=1, gamma=0.5)
+    own: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule}
+    if itself:
+        own = {"optimizer": None, "optimizers": lambda model: {"all": optimizer(model.parameters())}, "step": stepping}
+        own |= {"metrics": {}, "validate": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])}
+        own["schedule"] = lambda optimizers: {"all": schedule(optimizers["all"])}
+    alone, beside = (start(studies.member(**own)) for _ in range(2))
+    run(alone, 1)
+    run(beside, 1)
+    assert outcome(beside.live) == outcome(alone.live)
+    assert rate == 0.25
+
+
+def stepping(model: nn.Module, batch: Any, optimizers: Any) -> Any:
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    if torch.is_grad_enabled():
+        loss.backward()
+        optimizers["all"].step()
+    return loss
+
+
 class Tracked(nn.Module):
     """A network with a hook and stored functions that refer to it through closures and a weak reference."""
 

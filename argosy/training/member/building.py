@@ -29,7 +29,7 @@ from argosy.training.member.copied import (
     with_own_callables,
 )
 from argosy.training.member.live import LiveMember
-from argosy.training.member.own import build_own_optimizers
+from argosy.training.member.own import build_own_optimizers, ensure_own_settings
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.snapshots import Snapshots
 from argosy.training.optim.one_pass import can_step_in_one_pass
@@ -92,6 +92,7 @@ def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     parts = returned if several else [returned]
     for part in parts:
         check_optimizer(member, model, part)
+    ensure_own_settings(parts, model)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
     schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule, mode)

@@ -1,7 +1,8 @@
 """The optimizers and schedules of a member with its own step, which have the interface of one and are saved as one."""
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType
@@ -21,6 +22,7 @@ __all__ = [
     "OwnOptimizers",
     "OwnSchedules",
     "build_own_optimizers",
+    "ensure_own_settings",
     "load_optimizer_state",
     "load_schedule_state",
     "optimizer_state",
@@ -197,6 +199,17 @@ def strip_given(state: Any) -> Any:
     return {key: strip_given(item) for key, item in state.items() if not isinstance(item, GIVEN)}
 
 
+def ensure_own_settings(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
+    """Copy tensors among the settings of a member's optimizers, such as a learning rate that a factory binds.
+
+    A schedule changes these in place, so other members, and later runs, would have its learning rate.
+    """
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for settings in (each for one in optimizers for each in (one.defaults, *one.param_groups)):
+        leaves = {name: one for name, one in settings.items() if isinstance(one, Tensor) and one.is_leaf}
+        settings.update(copy.deepcopy(leaves, memo))
+
+
 def build_own_optimizers(member: Member, model: nn.Module, mode: Mode) -> tuple[OwnOptimizers, OwnSchedules | None]:
     """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
@@ -216,6 +229,7 @@ def build_own_optimizers(member: Member, model: nn.Module, mode: Mode) -> tuple[
         )
     for name, optimizer in by_name.items():
         check_parameters(member, model, f"its optimizer {name!r}", optimizer)
+    ensure_own_settings(by_name.values(), model)
     in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
     built = {name: len(optimizer.param_groups) for name, optimizer in by_name.items()}
     own = OwnOptimizers(by_name, in_hooks, dict(model.named_parameters()), built)
