@@ -27,7 +27,7 @@ from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
 from torch.nn.utils import prune
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import argosy
@@ -296,22 +296,40 @@ def listed(weights: Any) -> list[Any]:
 
 
 class Numbered(SGD):
-    """An optimizer with a number that only its own `state_dict` has."""
+    """An optimizer with a number that only its own `state_dict` has, and one that its state has under a name."""
 
     count = 0
 
     def step(self, closure: Any = None) -> None:
         self.count += 1
+        self.state["steps"] = {"made": self.state["steps"].get("made", 0) + 1}
+        self.param_groups[0]["lr"] = 0.1 / (self.count + self.state["steps"]["made"])
         super().step()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "count": self.count}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})
 
-def counted(weights: Any) -> list[Any]:
-    """Return two optimizers, the first of which counts its steps."""
+
+def numbered(weights: Any) -> list[Any]:
+    """Return two optimizers that count their steps."""
     first, *others = weights
-    return [Numbered([first], lr=0.1), SGD(others, lr=0.1)]
+    return [Numbered([first], lr=0.1), Numbered(others, lr=0.1)]
+
+
+class Combined(Optimizer):
+    """An optimizer that holds others in a list, and has none of their state."""
+
+    def __init__(self, *optimizers: Any) -> None:
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        self.optimizers = [*optimizers]
+
+    def step(self, closure: Any = None) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
 
 
 class Centred(nn.Module):
@@ -383,6 +401,8 @@ class Falling:
         {"optimizer": partial(Leading, shares=True, lr=0.1, momentum=0.9), "schedule": milestones},
         BOTH,
         {"optimizer": listed, "schedule": milestones},
+        {"optimizer": numbered},
+        {"optimizer": lambda weights: Combined(*in_two(weights)), "schedule": milestones},
         {"loss": Centred()},
         {"loss": Sharpened()},
         {"loss": SharpenedModule()},
@@ -398,6 +418,8 @@ class Falling:
         "leading by one state",
         "leading and inner",
         "leading in a list",
+        "counting in a list",
+        "combined",
         "loss with a buffer",
         "loss with a state",
         "module with a state",
@@ -1528,7 +1550,6 @@ class Following(nn.Linear):
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),
-        ({"optimizer": counted}, "steps change 'count' of its optimizer Numbered"),
         ({"loss": annealed()}, "steps change the outer variable 'calls'"),
         ({"loss": by_global}, "steps change the outer variable 'CALLS'"),
         ({"model": hooked}, "steps change the outer variable 'calls'"),

@@ -102,6 +102,26 @@ def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
     assert own.state_dict()["param_groups"] == passed.state_dict()["param_groups"]
 
 
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_optimizers_in_a_list_keep_the_state_that_they_began_with(one_pass: bool) -> None:
+    models = network(), network()
+    apart, listed = (
+        [Adagrad(layer.parameters(), lr=0.1, initial_accumulator_value=2.0) for layer in (model[0], model[2])]  # type: ignore[index]
+        for model in models
+    )
+    together = OptimizerList(listed)
+    for number in range(3):
+        for model in models:
+            differentiate(model, number)
+        for optimizer in apart:
+            optimizer.step()
+        if one_pass:
+            assert step_in_one_pass(together)
+        else:
+            together.step()
+    assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
+
+
 def test_weights_that_get_a_gradient_late_begin_with_the_optimizer() -> None:
     models = network(), network()
     own, passed = (Adam(model.parameters(), lr=0.01) for model in models)

@@ -30,7 +30,6 @@ from argosy.training.member.copied import (
 from argosy.training.member.live import LiveMember
 from argosy.training.member.own import load_optimizer_state, optimizer_state
 from argosy.training.member.weights import load_weights
-from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
@@ -160,9 +159,7 @@ def _own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
         states |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        # A list saves only the groups and states of its parts, and of optimizers inside them.
-        saves_items = not isinstance(live.optimizer, OptimizerList)
-        unsaved = [] if saves_itself and saves_items else _unsaved(optimizer, saved)
+        unsaved = [] if saves_itself else _unsaved(optimizer, saved)
         states |= {
             MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in unsaved
         }
@@ -185,10 +182,7 @@ def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     attributes.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
     if isinstance(holder, torch.optim.Optimizer):
         in_file = "param_groups", "state", "defaults"
-        # Optimizers inside it are saved with it.
-        attributes = {
-            k: v for k, v in attributes.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)
-        }
+        attributes = {key: value for key, value in attributes.items() if key not in in_file}
     if isinstance(holder, nn.Module):
         attributes = {
             key: value for key, value in attributes.items() if key not in ("_parameters", "_buffers", "_modules")

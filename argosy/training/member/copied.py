@@ -17,8 +17,7 @@ from argosy.readings import is_own
 from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
 from argosy.training.device.moved import move_modules
-from argosy.training.member.own import OwnOptimizers
-from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.member.own import OwnOptimizers, optimizers_inside
 
 __all__ = [
     "CALLED",
@@ -55,7 +54,8 @@ def copy_together(
     calling = with_own_callables(member, memo)
     finish_copy(model, memo)
     # Torch's optimizers copy only the state that a file needs, and no other attributes.
-    for original, copied in zip(optimizers_of(optimizer), optimizers_of(copies[1]), strict=True):
+    for original in optimizers_of(optimizer):
+        copied = memo[id(original)]
         # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
@@ -214,10 +214,10 @@ def _is_large(value: Tensor | np.ndarray[Any, Any]) -> bool:
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
-    """Return the torch optimizers of which a member's optimizer consists, including itself."""
-    if isinstance(optimizer, OwnOptimizers):
-        return list(optimizer.by_name.values())
-    return [optimizer, *optimizer.parts] if isinstance(optimizer, OptimizerList) else [optimizer]
+    """Return the torch optimizers of which a member's optimizer consists, including itself, each before those that it holds."""
+    several = isinstance(optimizer, OwnOptimizers)
+    inside = optimizer.by_name if several else optimizers_inside(optimizer)
+    return ([] if several else [optimizer]) + [each for one in inside.values() for each in optimizers_of(one)]
 
 
 def moded_optimizers_of(optimizer: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from argosy.errors import StudyError
 from argosy.stopping import Mode
 from argosy.study import Member
 from argosy.training.member.checks import check_parameters, check_stepped
-from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = [
     "OwnOptimizers",
@@ -26,6 +25,7 @@ __all__ = [
     "load_optimizer_state",
     "load_schedule_state",
     "optimizer_state",
+    "optimizers_inside",
     "schedule_state",
     "step_schedule",
     "strip_given",
@@ -136,17 +136,17 @@ def load_schedule_state(schedule: Any, state: Any) -> None:
 
 def optimizer_state(optimizer: Any) -> dict[str, Any]:
     """Return an optimizer's state with those of optimizers inside it, such as the one that SAM lets step, which `state_dict` may leave out."""
-    inside = {name: optimizer_state(one) for name, one in _inside(optimizer).items()}
+    inside = {name: optimizer_state(one) for name, one in optimizers_inside(optimizer).items()}
     return {**optimizer.state_dict(), INSIDE: inside} if inside else optimizer.state_dict()
 
 
-def _inside(optimizer: Any) -> dict[str, Optimizer]:
-    """Return the optimizers inside an optimizer, or inside those of a list."""
-    if isinstance(optimizer, OptimizerList):
-        parts = enumerate(optimizer.parts)
-        return {f"{number}.{name}": one for number, part in parts for name, one in _inside(part).items()}
-    held = getattr(optimizer, "__dict__", {}).items()
-    return {name: one for name, one in held if isinstance(one, Optimizer) and one is not optimizer}
+def optimizers_inside(optimizer: Any) -> dict[str, Optimizer]:
+    """Return the optimizers among an optimizer's attributes, and in lists and dicts there, by name."""
+    held = dict(getattr(optimizer, "__dict__", {}))
+    for name, box in [*held.items()]:
+        items = box.items() if isinstance(box, dict) else enumerate(box) if isinstance(box, list | tuple) else ()
+        held |= {f"{name}.{key}": one for key, one in items}
+    return {name: one for name, one in held.items() if isinstance(one, Optimizer) and one is not optimizer}
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -159,9 +159,8 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(state)
         return
     settings = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
-    inside = _inside(optimizer)
-    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else ()
-    held = [(one, one.param_groups, [*one.param_groups], one.state) for one in (*inside.values(), *parts, optimizer)]
+    inside = optimizers_inside(optimizer)
+    held = [(one, one.param_groups, [*one.param_groups], one.state) for one in (*inside.values(), optimizer)]
     optimizer.load_state_dict({key: value for key, value in state.items() if key != INSIDE})
     for name, of_inside in state.get(INSIDE, {}).items():
         load_optimizer_state(inside[name], of_inside)

@@ -88,14 +88,15 @@ class FlatKernel:
         owners, matrices = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32), []
         number = 0
         for optimizer in optimizers:
-            for kind, group, weights in _divided(optimizer):
+            for part, group, weights in _divided(optimizer):
+                kind = type(part)
                 if kind is Muon:
                     matrices.append((weights[0], len(self._rows), group))
                 self._rows.append(RowOfNumbers(kind, group, weights[0].shape))
                 self._firsts.append(number)
                 for weight in weights:
                     owners[_blocks(weight)] = len(self._rows) - 1
-                    self._take(kind, group, optimizer.state, weight, self._steps[number])
+                    self._take(kind, group, part.state, weight, self._steps[number])
                     number += 1
         self._owners = owners.to(memory.weights.device)
         self._runs = list(_side_by_side(matrices, memory))
@@ -185,14 +186,14 @@ def _side_by_side(matrices: list[tuple[nn.Parameter, int, dict[str, Any]]], memo
         del matrices[:own]
 
 
-def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, Any], Sequence[nn.Parameter]]]:
-    """Yield the weights of each row of numbers, with their type of optimizer and parameter group."""
+def _divided(optimizer: Optimizer) -> Iterator[tuple[Optimizer, dict[str, Any], Sequence[nn.Parameter]]]:
+    """Yield the weights of each row of numbers, with their optimizer and parameter group."""
     for part in parts_of(optimizer):
         for group in part.param_groups:
             if isinstance(part, Muon):
-                yield from ((Muon, group, [weight]) for weight in group["params"])
+                yield from ((part, group, [weight]) for weight in group["params"])
             elif group["params"]:
-                yield type(part), group, group["params"]
+                yield part, group, group["params"]
 
 
 def _blocks(weight: Tensor) -> slice:

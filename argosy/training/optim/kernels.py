@@ -84,9 +84,10 @@ class Kernel:
         real = parameter_buffer.weights.dtype in (torch.float32, torch.float64)
         if not real or optimizer_kind(optimizers[0]) is None or any(map(steps_differ, optimizers)):
             return None
-        tiles, kinds = [], [type(part) for part in parts_of(optimizers[0]) for _ in part.param_groups]
-        for number, (kind, of_group) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
-            groups = [optimizer.param_groups[number] for optimizer in optimizers]
+        tiles, by_row = [], [[part for part in parts_of(one) for _ in part.param_groups] for one in optimizers]
+        for number, of_group in enumerate(parameter_buffer.groups):
+            parts = [own[number] for own in by_row]
+            kind, groups = type(parts[0]), [optimizer.param_groups[number] for optimizer in optimizers]
             # Each of Muon's matrices has its own rate.
             for pieces in [[piece] for piece in of_group] if kind is Muon else [of_group] if of_group else []:
                 columns = slice(pieces[0].start, pieces[-1].stop)
@@ -100,7 +101,7 @@ class Kernel:
                     weights=parameter_buffer.weights[rows, columns],
                 )
                 at = parameter_buffer.pieces.index(pieces[0])
-                _take_state(tile, optimizers, [own[at : at + len(pieces)] for own in parameter_buffer.parameters[rows]])
+                _take_state(tile, parts, [own[at : at + len(pieces)] for own in parameter_buffer.parameters[rows]])
                 tiles.append(tile)
         mark_stepped(optimizers)
         return cls(optimizers, rows, tiles)
@@ -202,8 +203,9 @@ def mark_stepped(optimizers: Sequence[Optimizer]) -> None:
 def steps_differ(optimizer: Optimizer) -> bool:
     """Return whether some weights of a group have made more steps than others."""
     return any(
-        len({float(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"] if p.requires_grad}) > 1
-        for group in optimizer.param_groups
+        len({float(part.state.get(p, {}).get("step", 0)) for p in group["params"] if p.requires_grad}) > 1
+        for part in parts_of(optimizer)
+        for group in part.param_groups
     )
 
 
@@ -223,7 +225,7 @@ def _take_state(tile: Tile, optimizers: Sequence[Optimizer], parameters: Sequenc
 
 def separate_state(optimizers: Sequence[Optimizer]) -> None:
     """Give the optimizers' state its own memory, name by name, so that shared memory is freed before more of it is copied."""
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    states = [state for one in optimizers for part in parts_of(one) for state in part.state.values()]
     for name in dict.fromkeys(name for state in states for name in state):
         for state in states:
             if isinstance(state.get(name), Tensor):
