@@ -320,6 +320,22 @@ def numbered(weights: Any) -> list[Any]:
     return [Numbered([first], lr=0.1), Numbered(others, lr=0.1)]
 
 
+class Coded(SGD):
+    """An optimizer that keeps codes, a mask, sums in float64 and a text in lists and dicts."""
+
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            if not state:
+                zeros = partial(torch.zeros, weight.shape)
+                state["kept"] = {"codes": [zeros(dtype=torch.uint8), zeros(dtype=torch.bool)], "kind": "sum"}
+                state["sums"] = (zeros(dtype=torch.float64), "sum")
+            codes, mask = state["kept"]["codes"]
+            assert state["kept"]["kind"] == state["sums"][1] == "sum"
+            state["sums"][0].mul_(0.9).add_(weight.grad + 0.01 * codes.add_(mask.logical_not_()).bitwise_not() / 256)
+            weight.data[mask] -= 0.1 * state["sums"][0][mask].float()
+
+
 class Combined(Optimizer):
     """An optimizer that holds others in a list, and has none of their state."""
 
@@ -402,6 +418,7 @@ class Falling:
         BOTH,
         {"optimizer": listed, "schedule": milestones},
         {"optimizer": numbered},
+        {"optimizer": partial(Coded, lr=0.1)},
         {"optimizer": lambda weights: Combined(*in_two(weights)), "schedule": milestones},
         {"loss": Centred()},
         {"loss": Sharpened()},
@@ -419,6 +436,7 @@ class Falling:
         "leading and inner",
         "leading in a list",
         "counting in a list",
+        "codes",
         "combined",
         "loss with a buffer",
         "loss with a state",

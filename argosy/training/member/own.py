@@ -150,10 +150,10 @@ def optimizers_inside(optimizer: Any) -> dict[str, Optimizer]:
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer with the dtypes that it was saved with.
+    """Load the state of an optimizer as it was saved.
 
-    Torch casts all state except ``step`` to the dtype of its weight. Values that NAdam and ASGD keep in float32 for float64 weights
-    would then round differently.
+    Torch casts all tensors of a weight's state, except ``step``, to the dtype of the weight. Values that NAdam and ASGD keep in float32 for
+    float64 weights would then round differently, and codes and masks would be numbers.
     """
     if isinstance(optimizer, OwnOptimizers):
         optimizer.load_state_dict(state)
@@ -171,10 +171,19 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
-            state_of_weight = optimizer.state.get(weight, {})
-            for name, value in state.get("state", {}).get(number, {}).items():
-                if isinstance(value, Tensor) and name in state_of_weight and state_of_weight[name].dtype != value.dtype:
-                    state_of_weight[name] = value.to(state_of_weight[name].device, copy=True)
+            if weight in optimizer.state and number in state.get("state", {}):
+                optimizer.state[weight] = _as_saved(optimizer.state[weight], state["state"][number])
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Return a loaded value with the dtypes of the saved one, also of tensors in lists and dicts."""
+    if isinstance(saved, Tensor) and isinstance(loaded, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device, copy=True)
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        return {key: _as_saved(value, saved[key]) if key in saved else value for key, value in loaded.items()}
+    if isinstance(saved, list | tuple) and isinstance(loaded, list | tuple) and len(saved) == len(loaded):
+        return type(saved)(map(_as_saved, loaded, saved))
+    return saved if isinstance(saved, str) else loaded  # torch loads a text as that of a generator
 
 
 def _load_into(optimizer: Any, groups: list[dict[str, Any]], each: list[dict[str, Any]], state: dict[Any, Any]) -> None:
