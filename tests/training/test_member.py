@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -336,6 +336,27 @@ class Coded(SGD):
             weight.data[mask] -= 0.1 * state["sums"][0][mask].float()
 
 
+class Delegating(Optimizer):
+    """An optimizer whose parameter groups and state are those of one inside it."""
+
+    param_groups = property(lambda self: self.inner.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.inner.state)  # type: ignore[assignment]
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        self._patch_step_function()
+        self.inner, self.defaults = inner, inner.defaults
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
 class Combined(Optimizer):
     """An optimizer that holds others in a list, and has none of their state."""
 
@@ -419,6 +440,7 @@ class Falling:
         {"optimizer": listed, "schedule": milestones},
         {"optimizer": numbered},
         {"optimizer": partial(Coded, lr=0.1)},
+        {"optimizer": lambda weights: Delegating(Adam(weights, lr=0.1)), "schedule": milestones},
         {"optimizer": lambda weights: Combined(*in_two(weights)), "schedule": milestones},
         {"loss": Centred()},
         {"loss": Sharpened()},
@@ -437,6 +459,7 @@ class Falling:
         "leading in a list",
         "counting in a list",
         "codes",
+        "delegating",
         "combined",
         "loss with a buffer",
         "loss with a state",

@@ -195,7 +195,9 @@ def _load_into(optimizer: Any, groups: list[dict[str, Any]], each: list[dict[str
     state.clear()
     state.update(loaded_state)
     groups[:] = each
-    optimizer.param_groups, optimizer.state = groups, state
+    vars(optimizer).update(
+        param_groups=groups, state=state
+    )  # without effect on one whose groups and state are properties
 
 
 def strip_given(state: Any) -> Any:
@@ -213,7 +215,7 @@ def ensure_own_settings(optimizers: Iterable[Optimizer], model: nn.Module) -> No
     A schedule changes these in place, so other members, and later runs, would have its learning rate.
     """
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    for settings in (each for one in optimizers for each in (one.defaults, *one.param_groups)):
+    for settings in (each for one in optimizers for each in (getattr(one, "defaults", {}), *one.param_groups)):
         leaves = {name: one for name, one in settings.items() if isinstance(one, Tensor) and one.is_leaf}
         settings.update(copy.deepcopy(leaves, memo))
 
