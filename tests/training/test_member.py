@@ -2101,10 +2101,10 @@ class Filtering(SGD):
 
 
 class Rateless(torch.optim.Optimizer):
-    """An optimizer without a learning rate in its groups."""
+    """An optimizer without a learning rate in its groups, or with None there, as Adafactor of transformers."""
 
-    def __init__(self, weights: Any) -> None:
-        super().__init__(weights, {})
+    def __init__(self, weights: Any, **rate: None) -> None:
+        super().__init__(weights, rate)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -2120,6 +2120,7 @@ class Rateless(torch.optim.Optimizer):
         {"model": partial(ScaledLate, 12, 10)},
         {"optimizer": Filtering},
         {"optimizer": Rateless},
+        {"optimizer": partial(Rateless, lr=None)},
     ],
 )
 def test_what_was_filled_or_has_functions_goes_on_behind_a_file(tmp_path: Path, how: Any) -> None:

@@ -266,9 +266,9 @@ class LiveMember:
         metrics = {"train_loss": self.train.means(["loss"])["loss"]}
         if self.val_cutter is not None:
             metrics.update({f"val_{name}": value for name, value in self.val.values().items()})
-        group = self.optimizer.param_groups[0]
-        if "lr" in group:  # some optimizers choose the rate themselves
-            metrics["lr"] = float(group["lr"])
+        rate = self.optimizer.param_groups[0].get("lr")
+        if rate is not None:  # some optimizers choose the rate themselves
+            metrics["lr"] = float(rate)
         return metrics
 
     def _choose(self, metrics: dict[str, float]) -> None:
