@@ -857,6 +857,20 @@ def test_micro_batches_need_the_memory_of_one_of_them() -> None:
     assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
 
 
+class SecondOrder(SGD):
+    """An optimizer that differentiates the gradients, for which the backward pass has kept no graph, as AdaHessian."""
+
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            torch.autograd.grad(weight.grad.sum(), weight)
+
+
+def test_an_error_of_an_optimizer_is_not_taken_for_one_of_the_loss() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        measure(start(studies.member(optimizer=partial(SecondOrder, lr=0.1))), block)
+
+
 def test_a_bug_in_counting_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
     names: dict[str, Any] = {}

@@ -188,7 +188,7 @@ def check_average_of(member: Member, model: nn.Module) -> None:
 
 def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> None:
     """Raise StudyError if the cause of torch's error in a step is known."""
-    if "does not require grad" in str(error):
+    if "does not require grad" in str(error) and all(weight.grad is None for weight in model.parameters()):
         raise StudyError(
             f"member {member.name!r}: no gradient flows from its loss to any parameter. Compute the loss from the "
             "network's output, in torch, and leave at least one parameter unfrozen."
