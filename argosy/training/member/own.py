@@ -162,8 +162,8 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     inside = optimizers_inside(optimizer)
     held = [(one, one.param_groups, [*one.param_groups], one.state) for one in (*inside.values(), optimizer)]
     optimizer.load_state_dict({key: value for key, value in state.items() if key != INSIDE})
-    for name, of_inside in state.get(INSIDE, {}).items():
-        load_optimizer_state(inside[name], of_inside)
+    for name in {*inside, *state.get(INSIDE, {})}:  # raises for one that has no state, and for a state of none
+        load_optimizer_state(inside[name], state[INSIDE][name])
     for one, groups, each, own_state in held:
         _load_into(one, groups, each, own_state)
     optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
