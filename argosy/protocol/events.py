@@ -229,7 +229,7 @@ class Cloned(Event):
     member: Name
     source: Name
     changes: Mapping[str, tuple[Any, Any]]
-    """By name, for example ``optimizer.lr``: the source's value and the clone's."""
+    """By name, for example ``optimizer.lr``: the value with which the checkpoint was trained, which is the source's, and the clone's."""
     checkpoint: Checkpoint | None
     """The source's checkpoint that the clone begins with; None if it begins from nothing."""
 

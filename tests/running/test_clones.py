@@ -65,15 +65,17 @@ def answers(run: Path) -> dict[str, str]:
     return {line["command"]["name"]: line["answer"] for line in evidence.event_lines(run, "Answered")}
 
 
-def equal_to_its_source_until_then(asked: argosy.Study, run: Path, name: str, *, rate: float) -> None:
-    """Check that a clone equals its source trained by a plain loop that changes the learning rate where the clone began."""
+def equal_to_its_source_until_then(
+    asked: argosy.Study, run: Path, name: str, *, rate: float, momentum: float = 0.9
+) -> None:
+    """Check that a clone equals its source trained by a plain loop that changes these numbers where the clone began."""
     state = living.state_of(run).members[name]
     epochs = list(dict.fromkeys(row.stream_epoch for row in state.sections))
     assert state.inherited is not None
 
     def before(number: int, optimizer: Any) -> None:
         if number >= state.inherited.epoch:
-            optimizer.param_groups[0]["lr"] = rate
+            optimizer.param_groups[0].update(lr=rate, momentum=momentum)
 
     sections = asked.validations_per_epoch
     weights, losses = reference(asked.member("one"), asked.data, epochs, sections=sections, before=before)
@@ -218,6 +220,33 @@ def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
     assert answers(run) == {"warm": "added warm"}
     assert audit(run) == []
     equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
+def test_a_clone_that_waits_for_a_device_is_cloned_with_its_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only file is that of its source, with the source's learning rate and momentum."""
+    run, asked, asks = (
+        tmp_path / "run",
+        study(),
+        [("one", "warm", {"momentum": 0.5, "lr": 0.2}), ("warm", "again", {"lr": 0.4})],
+    )
+    living.trusting(monkeypatch)
+    left: list[str] = []
+
+    def act(driver: Driver) -> None:
+        if len(driver.state.member("one").sections) > 1 and len(driver.state.answered) == len(left) < len(asks):
+            source, name, numbers = asks[len(left)]
+            changes = {f"optimizer__{key}": value for key, value in numbers.items()}
+            left.append(inbox.write_command(run, {"command": "clone", **command(name, source, warm=True, **changes)}))
+
+    living.at_every_round(monkeypatch, act)
+    argosy.train(asked, directory=run, launcher="inline", policy="solo", devices="cpu:1", numerics="exact")
+    assert answers(run) == {"warm": "added warm", "again": "added again"}
+    members = living.state_of(run).members
+    assert members["again"].inherited == members["warm"].inherited
+    for name, rate in (("warm", 0.2), ("again", 0.4)):
+        equal_to_its_source_until_then(asked, run, name, rate=rate, momentum=0.5)
 
 
 def refused(name: str) -> str:

@@ -87,6 +87,11 @@ class Clones:
         member, before = clone.member(source), source.hyperparameters
         check_batches([member], run.lengths)
         changes = {name: (before[name], value) for name, value in clone.changes.items()}
+        state = run.state.member(clone.source)
+        if checkpoint is not None and checkpoint == state.inherited:
+            # The source, itself a clone, has no later file: this one has the hyper-parameters of the member that it was cloned from.
+            filed = {name: (state.changes.get(name, pair)[0], pair[1]) for name, pair in changes.items()}
+            changes = {**state.changes, **filed}
         if checkpoint is not None:
             check_file(run.directory / "members" / clone.source / checkpoint.file, checkpoint.sha256)
         cloned = Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint)
