@@ -2,7 +2,8 @@
 
 After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of one of the best ⌊n/η⌋, with
 parameters near those of its source. A generation is decided when its last trial has reached its end, and the next one
-begins when all clones have begun, so the outcome depends only on the results of trials.
+begins when all clones have begun, so the outcome depends only on the results of trials. A trial that its own rule ended in an
+earlier generation counts no longer.
 """
 
 from random import Random
@@ -21,7 +22,7 @@ class Pbt(Scheduler):
         self.every = every
         """Sections of a generation."""
         self.seed = seed
-        self.replaced: int = max(trials // eta, 1) if trials > 1 else 0
+        self.eta = eta
         super().__init__(trials)
         self.racing: list[int] = list(range(trials))
         """The population."""
@@ -61,13 +62,16 @@ class Pbt(Scheduler):
     def _decide(self) -> None:
         ranked = rank_costs(self.results.all_at(self.racing, self._mark))
         # A failure counts in the generation that the trial did not finish, whenever it becomes known.
-        dead = [t for t in ranked if t in self.results.failed and self.results.sections(t) < self._mark]
-        alive = [t for t in ranked if t not in dead]
+        early = [t for t in ranked if self.results.sections(t) < self._mark]
+        dead = [t for t in early if t in self.results.failed]
+        alive = [t for t in ranked if t not in early]
+        # A trial that its own rule has ended leaves the population: this rule would end its clones too, at once.
         order = [*alive, *dead]
-        losers = {*dead, *order[len(order) - self.replaced :]}
+        replaced = max(len(order) // self.eta, 1) if len(order) > 1 else 0
+        losers = {*dead, *order[len(order) - replaced :]}
         # If many trials have failed, the best of the others may have to end too, and are no sources then.
-        best = [trial for trial in alive[: max(self.replaced, 1)] if trial not in losers]
-        self.racing = [trial for trial in self.racing if trial not in losers]
+        best = [trial for trial in alive[: max(replaced, 1)] if trial not in losers]
+        self.racing = [trial for trial in self.racing if trial in order and trial not in losers]
         for place, loser in enumerate(order, start=1) if best else ():
             if loser in losers:
                 clone = self.trials + len(self.sources)

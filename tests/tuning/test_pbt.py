@@ -142,6 +142,26 @@ def test_a_population_is_decided_the_same_whatever_the_order(seed: int) -> None:
         assert again.expected_sections(again=False) == worlds[0].trained
 
 
+def test_a_trial_that_its_own_rule_has_ended_is_no_source() -> None:
+    """It may lack a file of an epoch's end, and its rule would end a clone that inherits its sections."""
+    for seed in range(8):
+        pbt = Pbt(trials=5, most=6, every=2, eta=2, seed=seed)
+        pbt.tell(0, 1, 0.0)
+        pbt.close(0)
+        for trial in range(1, 5):
+            for section in (1, 2):
+                pbt.tell(trial, section, trial)
+        assert {pbt.sources[clone] for clone in (5, 6)} <= {1, 2}
+        assert {trial for trial in range(5) if pbt.out(trial)} == {3, 4}
+        for trial, begun in ((1, 2), (2, 2), (5, 0), (6, 0)):
+            for section in range(begun + 1, 4):
+                pbt.tell(trial, section, trial)
+            if trial > 1:
+                pbt.close(trial)
+        pbt.tell(1, 4, 1.0)
+        assert pbt.racing == [1] and len(pbt.sources) == 2 and pbt.budget(1) == 6
+
+
 def test_parameters_go_on_to_values_beside_them() -> None:
     space = {
         "lr": FloatDistribution(0.1, 1.0),
