@@ -249,6 +249,26 @@ def test_a_clone_that_waits_for_a_device_is_cloned_with_its_own_numbers(
         equal_to_its_source_until_then(asked, run, name, rate=rate, momentum=0.5)
 
 
+def test_a_clone_of_a_member_that_was_interrupted_within_an_epoch_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the run is resumed, the member has no file of an epoch's end any more, and no device yet."""
+    run, asked = tmp_path / "run", study(sections=2)
+    living.trusting(monkeypatch)
+    living.at_every_round(
+        monkeypatch,
+        lambda driver: len(driver.state.member("one").sections) == 3 and driver.requests.request_pause("now"),
+    )
+    argosy.train(asked, directory=run, launcher="inline", checkpoint_seconds=1e-9, numerics="exact")
+    monkeypatch.undo()
+    living.trusting(monkeypatch)
+    assert newest_checkpoint(living.state_of(run).members["one"]) is None
+    inbox.write_command(run, {"command": "clone", **command("warm", warm=True, optimizer__lr=0.2)})
+    argosy.train(asked, directory=run, launcher="inline", numerics="exact")
+    assert answers(run) == {"warm": "added warm"}
+    equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
 def refused(name: str) -> str:
     return f"refused: a member {name!r} already exists or has been requested. Give the clone another name."
 

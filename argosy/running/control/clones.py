@@ -12,6 +12,7 @@ from argosy.errors import ArgosyError, RunError, StudyError
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.protocol.events import REFUSED, Checkpoint, Cloned
 from argosy.protocol.trainer import Save
+from argosy.results.fold import FINAL_STATUSES
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.refusals import check_batches
@@ -61,14 +62,16 @@ class Clones:
         """Add clones whose source has been saved, or that need nothing from it."""
         for file, waiting in list(self._waiting.items()):
             clone, newest = waiting.clone, self._newest(waiting.clone)
-            device = self._device(clone.source) if clone.warm else None
+            device, source = self._device(clone.source) if clone.warm else None, self.run.state.member(clone.source)
             if device is not None and newest in (None, waiting.older):
                 # The next checkpoint may be from the middle of an epoch, or already be deleted.
-                files = len(self.run.state.member(clone.source).sections)
+                files = len(source.sections)
                 if waiting.asked != files:
                     waiting.asked = files
                     self.carry_out.send({device: Save()})
                 continue
+            if clone.warm and newest is None and source.epochs >= 1 and source.status not in FINAL_STATUSES:
+                continue  # it is in the middle of an epoch, and waits for a device
             del self._waiting[file]
             try:
                 self._take_up(file, clone, newest)
