@@ -99,22 +99,25 @@ def format_parameters(values: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def cause_of(reason: str) -> str:
-    """Return the error in a member's reason and, for a traceback, the last line of the user's own code in it.
+    """Return the error in the reason of a run or member and, for a traceback, the last line of the user's own code in it.
 
     >>> cause_of('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
     'RuntimeError: no (net.py:12)'
+    >>> cause_of('sample 40 raised ValueError: no\\n  File "data.py", line 8, in __getitem__\\n    x.view(3)\\nFix the dataset.')
+    'sample 40 raised ValueError: no (data.py:8)'
     >>> cause_of("12 steps")
     '12 steps'
     """
     frames = list(FRAME.finditer(reason))
     if not frames:
         return last_line(reason)
-    raised = next(
-        (line for line in reason[frames[-1].end() :].splitlines() if line and not line.startswith("    ")), ""
-    )
+    raised = reason.partition("\n")[0]
+    if raised.startswith("Traceback") or raised.endswith(":"):  # the error comes after the frames
+        after = reason[frames[-1].end() :].splitlines()
+        raised = next((line for line in after if line and not line.startswith("    ")), "")
     own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
     place = (own or frames)[-1]
-    return f"{raised} ({place['file']}:{place['line']})"
+    return escape_unprintable(f"{raised} ({place['file']}:{place['line']})")
 
 
 def last_line(text: str) -> str:

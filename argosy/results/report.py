@@ -13,7 +13,7 @@ from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
-from argosy.errors.wording import differing_parameters, format_duration, last_line
+from argosy.errors.wording import cause_of, differing_parameters, format_duration, last_line
 from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.bands import BANDS, Spread
@@ -430,7 +430,7 @@ class Report:
         )
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {format_duration(self.seconds)}" if known else ""
-        why = f" ({last_line(self.reason)})" if self.reason else ""
+        why = f" ({cause_of(self.reason)})" if self.reason else ""
         state = f"{self.status}{took}{why}: {format_counts([row.status for row in self.rows])}"
         ending = Ending(
             best=(*self._best(), *self._last_ensemble()),

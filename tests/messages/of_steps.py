@@ -22,6 +22,8 @@ import argosy
 import argosy.adapters
 from argosy.adapters import loop
 from argosy.tracking import make_trackers
+from argosy.training.member.own import load_optimizer_state
+from argosy.training.optim.optimizer_list import OptimizerList
 from messages.of_studies import ARRAYS, trained
 
 __all__ = ["CASES"]
@@ -191,6 +193,12 @@ def torn_by_a_kill() -> None:
     make_trackers(["mlflow"])["mlflow"].open(Path("runs/x").absolute(), "x")
 
 
+def resumed_without_parts() -> None:
+    """Resume a list of optimizers from a checkpoint in which it is one."""
+    alone = SGD(NETWORK.parameters(), lr=0.1)
+    load_optimizer_state(OptimizerList([alone]), alone.state_dict())
+
+
 def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
     """Fit a regression."""
     net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
@@ -258,6 +266,7 @@ CASES = {
     "probabilities of a regression": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),
     "a file of MLflow that a kill has left empty": torn_by_a_kill,
+    "a checkpoint without the states of optimizers in a list": resumed_without_parts,
     "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),
     "an object that is not a tracker": lambda: tracked(3),
     "a tracker whose library is not installed": without_wandb,

@@ -20,7 +20,7 @@ from typing import Any
 from argosy.disk.files import make_folder, open_append, replacing
 from argosy.disk.json_values import without_infinities
 from argosy.errors import RunError
-from argosy.errors.wording import escape_unprintable, last_line
+from argosy.errors.wording import cause_of, escape_unprintable
 from argosy.protocol.events import MemberEnded
 from argosy.results.fold import RunState
 from argosy.results.repetitions import Leader
@@ -133,7 +133,7 @@ class Hooked:
             "ARGOSY_BEST": (facts.get("best") or {}).get("name", ""),
         }
         for name in ("event", "directory", "status", "reason", "member"):
-            environment[f"ARGOSY_{name.upper()}"] = last_line(facts.get(name, "")).replace("\0", "")
+            environment[f"ARGOSY_{name.upper()}"] = cause_of(facts.get(name, "")).replace("\0", "")
         with open_append(workers / "hooks.log") as log:
             process = subprocess.Popen(
                 ["sh", "-c", str(self._commands[event])],

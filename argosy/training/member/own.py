@@ -159,11 +159,16 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(state)
         return
     settings = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
-    inside = optimizers_inside(optimizer)
+    inside, saved = optimizers_inside(optimizer), state.get(INSIDE, {})
+    if inside.keys() != saved.keys():
+        raise StudyError(
+            f"the checkpoint has states of {len(saved)} optimizers inside the member's, which are {len(inside)} now: it was written by an earlier "
+            "version of Argosy, or with another optimizer. Resume with that, or train the member again (fresh=, --fresh)."
+        )
     held = [(one, one.param_groups, [*one.param_groups], one.state) for one in (*inside.values(), optimizer)]
     optimizer.load_state_dict({key: value for key, value in state.items() if key != INSIDE})
-    for name in {*inside, *state.get(INSIDE, {})}:  # raises for one that has no state, and for a state of none
-        load_optimizer_state(inside[name], state[INSIDE][name])
+    for name, one in inside.items():
+        load_optimizer_state(one, saved[name])
     for one, groups, each, own_state in held:
         _load_into(one, groups, each, own_state)
     optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
@@ -195,9 +200,8 @@ def _load_into(optimizer: Any, groups: list[dict[str, Any]], each: list[dict[str
     state.clear()
     state.update(loaded_state)
     groups[:] = each
-    vars(optimizer).update(
-        param_groups=groups, state=state
-    )  # without effect on one whose groups and state are properties
+    # Without effect on an optimizer whose groups and state are properties.
+    vars(optimizer).update(param_groups=groups, state=state)
 
 
 def strip_given(state: Any) -> Any:
