@@ -321,7 +321,9 @@ def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, res
         rungs = [rung for bracket in page["search"]["brackets"] for rung in bracket["rungs"]]
         assert sum(rung.reached for rung in rungs_of_all(found)) == sum(reached for _, reached, _ in rungs)
         if rest.get("warm", True):
-            assert counts == Counter(row["status"] for row in page["rows"] if row["name"] in expected.trials)
+            told = (row["status"] for row in page["rows"] if row["name"] in expected.trials)
+            # Of a run without a driver the report says that its members are paused.
+            assert counts == Counter("training" if status == "paused" else status for status in told)
     assert len({*report.trials.values()}) > 4
 
 
