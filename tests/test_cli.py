@@ -323,7 +323,9 @@ def test_a_removed_working_directory_is_named(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "the working directory was removed. Change to another one" in " ".join(capsys.readouterr().err.split())
+    assert "the working directory (os.getcwd()) was removed. Change to another one" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_what_is_written_behind_two_dashes_or_as_a_value_is_no_flag(
