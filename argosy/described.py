@@ -83,8 +83,8 @@ class _Short(reprlib.Repr):
         self.maxother = 160
 
     def repr1(self, x: Any, level: int) -> str:
-        shape = getattr(x, "shape", None)
-        text = f"{type(x).__name__}{[*shape]}" if isinstance(shape, tuple) else super().repr1(x, level)
+        shape = getattr(x, "shape", None)  # empty for a single number, such as a learning rate of np.logspace
+        text = f"{type(x).__name__}{[*shape]}" if isinstance(shape, tuple) and shape else super().repr1(x, level)
         return " ".join(text.split())
 
     def repr_function(self, x: Any, level: int) -> str:

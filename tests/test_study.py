@@ -598,3 +598,5 @@ def test_what_a_notebook_shows_of_a_study_is_short() -> None:
         == "Member(name='net', model=partial(Linear, 12, 1), optimizer=SGD, batch_size=8, subset=range(0, 40), metrics={})"
     )
     assert repr(study).startswith("Study(data=Data(arrays=(Tensor[40, 12], Tensor[40])), members=(net, other), stop=")
+    for rate in (np.float64(0.25), torch.tensor(0.25)):
+        assert "0.25" in repr(replace(net, optimizer=partial(SGD, lr=rate)))
