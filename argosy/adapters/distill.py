@@ -144,6 +144,15 @@ class Taught(NamedTuple):
     answer: Tensor
 
 
+class Mixed(NamedTuple):
+    """Both targets of mixed inputs, and the share of the first one."""
+
+    one: Any
+    other: Any
+    share: Tensor
+    """``[B]``, all equal."""
+
+
 class SamplesWithAnswers(Dataset[Any]):
     """Training samples ``(input, Taught(target, answer))``."""
 
@@ -235,7 +244,7 @@ def _mix_batch(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | 
     mixed = map_leaves(lambda leaf: torch.lerp(leaf[order], leaf, share.to(leaf.dtype)), inputs)
     with torch.no_grad():
         answer = _as_student_targets(answered(teacher.to(target.device), mixed), teacher)
-    return mixed, Taught((target, target[order], share.expand(len(target))), answer)
+    return mixed, Taught(Mixed(target, target[order], share.expand(len(target))), answer)
 
 
 # ---- losses
@@ -268,7 +277,7 @@ def _student_loss(
 
 def _own_loss(output: Tensor, target: Any, own: Callable[[Any, Any], Tensor] | None) -> Tensor:
     """Return a member's own loss, ``[B]`` or its mean; for mixed inputs, the weighted mean over both targets."""
-    if isinstance(target, tuple):
+    if isinstance(target, Mixed):
         one, other, share = target
         mixed: Tensor = share[0] * _own_loss(output, one, own) + (1 - share[0]) * _own_loss(output, other, own)
         return mixed

@@ -163,6 +163,36 @@ def shifted(batch: Any) -> Any:
     return x + 0.1 * torch.randn_like(x), y
 
 
+class BothTargets(nn.CrossEntropyLoss):
+    """The loss of mixup with a coefficient for each sample."""
+
+    def forward(self, output: Tensor, target: Any) -> Tensor:
+        if isinstance(target, Tensor):
+            return super().forward(output, target)
+        one, other, share = target
+        each = (functional.cross_entropy(output, labels, reduction="none") for labels in (one, other))
+        return share * next(each) + (1 - share) * next(each)
+
+
+def mixed_up(batch: Any) -> Any:
+    """Mix each sample with its successor; used as `Member.augment`."""
+    x, y = batch
+    share = torch.rand(len(x))
+    return share[:, None] * x + (1 - share[:, None]) * x.roll(1, 0), (y, y.roll(1), share)
+
+
+def test_targets_of_an_augmentation_that_mixes_belong_to_the_members_own_loss(tmp_path: Path) -> None:
+    teachers = taught(tmp_path, "arrays")
+    own = member("student", loss=BothTargets(), augment=mixed_up, metrics={})
+    alone = argosy.Study(data=data("arrays"), members=[own], stop=argosy.MaxEpochs(1))
+    student = argosy.distill(teachers, own, weight=1e-9, stop=argosy.MaxEpochs(1))
+    losses = [
+        argosy.train(study, directory=tmp_path / name, launcher="inline", quiet=True).best().metrics["val_loss"]
+        for name, study in (("alone", alone), ("student", student))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
 @pytest.mark.parametrize("mix", [False, True])
 def test_students_are_validated_predict_and_are_combined_as_other_members(tmp_path: Path, mix: bool) -> None:
     """Their validation samples have their targets alone, so that labels are those of the data and an ensemble of students has scores."""
