@@ -105,19 +105,19 @@ def cause_of(reason: str) -> str:
     'RuntimeError: no (net.py:12)'
     >>> cause_of('sample 40 raised ValueError: no\\n  File "data.py", line 8, in __getitem__\\n    x.view(3)\\nFix the dataset.')
     'sample 40 raised ValueError: no (data.py:8)'
+    >>> cause_of("the first 3 members failed in the same way, so the study stops:\\nRuntimeError: no\\nFix the study.")
+    'RuntimeError: no'
     >>> cause_of("12 steps")
     '12 steps'
     """
     frames = list(FRAME.finditer(reason))
-    if not frames:
-        return last_line(reason)
-    raised = reason.partition("\n")[0]
-    if raised.startswith("Traceback") or raised.endswith(":"):  # the error comes after the frames
-        after = reason[frames[-1].end() :].splitlines()
-        raised = next((line for line in after if line and not line.startswith("    ")), "")
+    raised, *after = reason.strip().splitlines() or [""]
+    if raised.startswith(("Traceback", "File ")) or raised.endswith(":"):  # the error comes later, after frames
+        after = reason[frames[-1].end() :].splitlines() if frames else after
+        raised = next((line for line in after if line and not line.startswith("    ")), raised)
     own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
-    place = (own or frames)[-1]
-    return escape_unprintable(f"{raised} ({place['file']}:{place['line']})")
+    place = "".join(f" ({frame['file']}:{frame['line']})" for frame in (own or frames)[-1:])
+    return escape_unprintable(f"{raised}{place}")
 
 
 def last_line(text: str) -> str:
