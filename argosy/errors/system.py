@@ -62,7 +62,7 @@ def resources_refused(error: Exception, what: str, then: str = RESUMES) -> Worke
 def system_refused(error: Exception, what: str) -> ArgosyError | None:
     """Return an error of a command that need not be a run, for a refused resource or file write; None for any other error."""
     then = "then repeat the command"
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # os.getcwd names no file
+    if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOENT, None):  # os.getcwd names no file
         return RunError(f"{what}: the working directory (os.getcwd()) was removed. Change to another one (cd), {then}.")
     if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:
         return disk_refused(error, what, then)

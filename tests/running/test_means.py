@@ -18,7 +18,7 @@ from family import SCRIPT, Run
 import argosy
 from argosy.disk.cached import cache_folder
 from argosy.errors import DiskError, WorkerError
-from argosy.errors.system import disk_refused, explain_refusals, resources_refused
+from argosy.errors.system import disk_refused, explain_refusals, resources_refused, system_refused
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 
@@ -63,6 +63,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
         with pytest.raises(type(error), match="/data"), explain_refusals(tmp_path):
             raise error
     assert "Check the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
+    assert system_refused(FileNotFoundError("download the weights first"), "the study cannot be sent") is None
 
 
 LIMITED = """
