@@ -39,6 +39,7 @@ from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice import measure as measure_file
+from argosy.training.choice.copies import copy_for_trial
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
@@ -855,6 +856,33 @@ def test_micro_batches_need_the_memory_of_one_of_them() -> None:
         return measure(start(member), block).activation_bytes
 
     assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
+
+
+def in_pieces(weights: Any) -> list[Any]:
+    """Return an optimizer for each weight."""
+    return [Adam([weight], lr=0.1) for weight in weights]
+
+
+@pytest.mark.parametrize("optimizer", [in_pieces, partial(Around, lr=0.1)])
+def test_the_state_of_optimizers_in_a_list_or_inside_another_counts_once(optimizer: Any) -> None:
+    live, like = (start(studies.member(optimizer=one)).live for one in (optimizer, partial(Adam, lr=0.1)))
+    for one in (live, like):
+        differentiated(one).optimizer.step()
+    assert measure_file.state_bytes(live) == measure_file.state_bytes(like)
+
+
+@pytest.mark.parametrize("optimizer", [in_pieces, partial(Around, lr=0.1)])
+def test_a_copy_in_float64_steps_from_the_state_of_each_optimizer(optimizer: Any) -> None:
+    live = start(studies.member(optimizer=optimizer)).live
+    differentiated(live).optimizer.step()
+    differentiated(copy_for_trial(live, double=True)).optimizer.step()
+
+
+def differentiated(live: LiveMember) -> LiveMember:
+    """Return a member with a gradient for each weight."""
+    for weight in live.model.parameters():
+        weight.grad = torch.ones_like(weight)
+    return live
 
 
 class SecondOrder(SGD):

@@ -14,6 +14,7 @@ from argosy.stream.blocks import Block, same_bits, select_rows
 from argosy.stream.order import Selection
 from argosy.stream.padding import batch_form, lengths_of, make_batch
 from argosy.training.device.equivalence import nudge
+from argosy.training.member.copied import optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import autocast_dtype
 
@@ -42,7 +43,7 @@ def _make_double(live: LiveMember) -> None:
     live.model.double()
     if live.average is not None:
         live.average.double()
-    for state in live.optimizer.state.values():
+    for state in [state for one in optimizers_of(live.optimizer) for state in one.state.values()]:
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim():
                 state[name] = value.double()

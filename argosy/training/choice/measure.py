@@ -30,6 +30,7 @@ from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.copied import CALLED, called_objects
 from argosy.training.member.live import LiveMember
+from argosy.training.member.own import optimizer_state
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
 
@@ -348,7 +349,8 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
 def state_bytes(live: LiveMember) -> int:
     """Return the bytes of weights, buffers, optimizer state, the average of the weights, and future snapshots in host memory."""
     model = [*live.model.parameters(), *live.model.buffers()]
-    optimizer = [t for t in flatten(live.optimizer.state_dict())[0] if isinstance(t, torch.Tensor)]
+    # Optimizers may have the state of those inside them: each tensor counts once.
+    optimizer = {t for t in flatten(optimizer_state(live.optimizer))[0] if isinstance(t, torch.Tensor)}
     average = 0
     if live.average is not None:
         average = live.average.copies * _bytes(live.average.values) + _bytes([*live.average.buffers.values()])
