@@ -46,7 +46,7 @@ from argosy.training.member import checkpoint
 from argosy.training.member import weights as weights_file
 from argosy.training.member.best import Best
 from argosy.training.member.building import build_member
-from argosy.training.member.copied import DATA_BYTES
+from argosy.training.member.copied import DATA_BYTES, optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.solo import Solo
 
@@ -876,6 +876,14 @@ def test_a_copy_in_float64_steps_from_the_state_of_each_optimizer(optimizer: Any
     live = start(studies.member(optimizer=optimizer)).live
     differentiated(live).optimizer.step()
     differentiated(copy_for_trial(live, double=True)).optimizer.step()
+
+
+def test_weights_are_not_written_as_text_where_optimizers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = start(studies.member(optimizer=listed)).live
+    differentiated(live).optimizer.step()
+    monkeypatch.delattr(torch.Tensor, "__format__")
+    monkeypatch.setattr(torch.Tensor, "__repr__", None)
+    assert [type(one).__name__ for one in optimizers_of(live.optimizer)] == ["OptimizerList", "Leading", "SGD", "SGD"]
 
 
 def differentiated(live: LiveMember) -> LiveMember:

@@ -145,7 +145,8 @@ def optimizers_inside(optimizer: Any) -> dict[str, Optimizer]:
     held = dict(getattr(optimizer, "__dict__", {}))
     for name, box in [*held.items()]:
         items = box.items() if isinstance(box, dict) else enumerate(box) if isinstance(box, list | tuple) else ()
-        held |= {f"{name}.{key}": one for key, one in items}
+        # Only then as text: the keys of `state` are weights.
+        held |= {f"{name}.{key}": one for key, one in items if isinstance(one, Optimizer)}
     return {name: one for name, one in held.items() if isinstance(one, Optimizer) and one is not optimizer}
 
 
