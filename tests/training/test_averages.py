@@ -1,5 +1,6 @@
 """Tests that averages of weights equal torch's AveragedModel in every program, and that raw weights do not depend on them."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -327,6 +328,30 @@ def test_their_passes_copy_frozen_weights_into_the_same_memory() -> None:
         with live.average.recomputing():
             used.append(live.model.slow.weight.data)
     assert used[0].data_ptr() == used[1].data_ptr() != live.model.slow.weight.data_ptr()
+
+
+class Replacing(Normed):
+    """`Normed` with a frozen weight that is another object after each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Parameter(torch.ones(16), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the outputs."""
+        self.slow = nn.Parameter(self.slow * 0.9, requires_grad=False)
+        return super().forward(x * self.slow)
+
+
+def test_their_passes_keep_no_frozen_weights_that_a_network_has_replaced() -> None:
+    live = packs.live(member(model=Replacing, average=LastK(1)))
+    packs.train(Solo(live), 2, dtype=torch.float32)
+    assert live.average is not None
+    with live.average.recomputing():
+        pass
+    replaced = weakref.ref(live.model.slow)
+    live.model.slow = nn.Parameter(torch.ones(16), requires_grad=False)
+    assert replaced() is None
 
 
 def test_their_pass_leaves_the_batch_alone_where_a_network_writes_into_it() -> None:

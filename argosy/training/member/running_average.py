@@ -84,8 +84,8 @@ class RunningAverage:
         """Number of batches of the current epoch in its statistics so far."""
         self._ended = 0
         """Number of epochs whose ends were processed."""
-        self._spares: dict[Tensor, Tensor] = {}
-        """Memory for each frozen weight, which a pass with the averaged weights may change. Allocating it for each pass would take
+        self._spares: dict[str, Tensor] = {}
+        """Memory for each frozen weight, by name, which a pass with the averaged weights may change. Allocating it for each pass would take
         several times as long as the copy."""
 
     @property
@@ -228,25 +228,26 @@ class RunningAverage:
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module, spares: dict[Tensor, Tensor]) -> Iterator[None]:
+def _unchanged(model: nn.Module, spares: dict[str, Tensor]) -> Iterator[None]:
     """Undo what a forward pass inside does to attributes, such as counters, and to frozen weights, such as those of a momentum encoder,
     which are copied into `spares`."""
     modules = [*model.modules()]
     attributes = [{**vars(module)} for module in modules]
     tables = [(module._parameters, {**module._parameters}) for module in modules]
-    frozen = {weight: weight.data for weight in model.parameters() if not weight.requires_grad}
-    for weight, data in frozen.items():
-        if (spare := spares.get(weight)) is None or (spare.dtype, spare.shape) != (data.dtype, data.shape):
-            spares[weight] = torch.empty_like(data)
-        spares[weight].copy_(data)
+    frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
+    values = [weight.data for weight in frozen.values()]
+    for name, value in zip(frozen, values, strict=True):
+        if (spare := spares.get(name)) is None or (spare.dtype, spare.shape) != (value.dtype, value.shape):
+            spares[name] = torch.empty_like(value)
+        spares[name].copy_(value)
     try:
-        _put([spares[weight] for weight in frozen], [*frozen])
+        _put([spares[name] for name in frozen], [*frozen.values()])
         yield
     finally:
         for held, before in [*zip(map(vars, modules), attributes, strict=True), *tables]:
             held.clear()
             held.update(before)
-        _put([*frozen.values()], [*frozen])
+        _put(values, [*frozen.values()])
 
 
 def _put(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
