@@ -4,6 +4,7 @@ import doctest
 import inspect
 import signal
 import sys
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -193,6 +194,8 @@ def test_a_cause_is_what_was_raised_and_the_users_own_line() -> None:
     again = [*lines, "KeyError: 'x'", "", "The above exception was the direct cause:", "", *lines[:3], "RuntimeError"]
     assert wording.cause_of("\n".join(again)) == "RuntimeError (/home/me/net.py:3)"
     assert wording.cause_of("\n".join([lines[0], *lines[4:], "ValueError: bad"])).endswith("timm/layers.py:7)")
+    alone = traceback.format_exception_only(SyntaxError("bad", ("net.py", 3, 1, "x = (")))
+    assert wording.cause_of("".join(alone)) == "SyntaxError: bad (net.py:3)"
     assert wording.cause_of("StudyError: member 'x': its model factory returned None.") == (
         "StudyError: member 'x': its model factory returned None."
     )
