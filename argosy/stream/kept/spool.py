@@ -257,6 +257,8 @@ class Spool:
         with contextlib.ExitStack() as files:
             columns = [files.enter_context(path.open("rb")) for path in part.files]
             for leaves, _ in itertools.islice(self._samples_of(part.shard, epoch=1), most):
+                if len(leaves) != len(columns):
+                    return False
                 kept = [column.read(leaf.nbytes) for column, leaf in zip(columns, leaves, strict=True)]
                 if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
