@@ -1,9 +1,8 @@
 """Population based training (Jaderberg et al., 2017): clones of the best trials, with changed parameters, replace the worst.
 
-After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of one of the best ⌊n/η⌋, with
-parameters near those of its source. A generation is decided when its last trial has reached its end, and the next one
-begins when all clones have begun, so the outcome depends only on the results of trials. A trial that its own rule ended in an
-earlier generation counts no longer.
+After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of one of the best ⌊n/η⌋, with parameters near those of its source. A generation is decided when its last trial has
+reached its end, and the next one begins when all clones have begun, so the outcome depends only on the results of trials. A trial that
+its own rule has ended by then counts no longer.
 """
 
 from random import Random
@@ -64,8 +63,9 @@ class Pbt(Scheduler):
         # A failure counts in the generation that the trial did not finish, whenever it becomes known.
         early = [t for t in ranked if self.results.sections(t) < self._mark]
         dead = [t for t in early if t in self.results.failed]
-        alive = [t for t in ranked if t not in early]
         # A trial that its own rule has ended leaves the population: this rule would end its clones too, at once.
+        ended = {t for t in self.results.closed if self.results.sections(t) <= self._mark}
+        alive = [t for t in ranked if t not in early and t not in ended]
         order = [*alive, *dead]
         replaced = max(len(order) // self.eta, 1) if len(order) > 1 else 0
         losers = {*dead, *order[len(order) - replaced :]}

@@ -25,8 +25,9 @@ class Results:
 
     def __init__(self) -> None:
         self.failed: set[int] = set()
+        self.closed: set[int] = set()
+        """Trials that their own rules ended."""
         self._costs: dict[int, dict[int, Cost]] = {}
-        self._closed: set[int] = set()
 
     def tell(self, trial: int, sections: int, cost: Cost) -> None:
         """Keep a cost, unless one for as many sections is known already."""
@@ -34,7 +35,7 @@ class Results:
 
     def close(self, trial: int) -> None:
         """Let a trial's last cost stand for all further sections."""
-        self._closed.add(trial)
+        self.closed.add(trial)
 
     def fail(self, trial: int) -> None:
         """Let a trial's further costs be NaN."""
@@ -51,7 +52,7 @@ class Results:
             return costs[sections]
         if trial in self.failed:
             return NO_NUMBER
-        return costs.get(max(costs, default=0), NO_NUMBER) if trial in self._closed else None
+        return costs.get(max(costs, default=0), NO_NUMBER) if trial in self.closed else None
 
     def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[Cost, int]]:
         """Return (cost, trial) for each of these trials that has reached `sections` sections."""
@@ -78,9 +79,14 @@ class Scheduler(ABC):
         """Return how many more trials should begin after `begun` of them; clones count as soon as they are decided."""
         return max(self.trials + len(self.sources) - begun, 0)
 
-    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
-        """Record a trial's result after `sections` sections, with the fields of `Cost`; the first report counts."""
+    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0, last: bool = False) -> None:
+        """Record a trial's result after `sections` sections, with the fields of `Cost`; the first report counts.
+
+        `last`: its own rule ends the trial there, which a population has to know before this result decides a generation.
+        """
         self.results.tell(trial, sections, Cost(costs, excess))
+        if last:
+            self.results.close(trial)
         self._reconsider(trial)
 
     def close(self, trial: int) -> None:

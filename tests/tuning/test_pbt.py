@@ -162,6 +162,16 @@ def test_a_trial_that_its_own_rule_has_ended_is_no_source() -> None:
         assert pbt.racing == [1] and len(pbt.sources) == 2 and pbt.budget(1) == 6
 
 
+def test_a_trial_that_its_own_rule_ends_at_the_mark_of_a_generation_is_no_source(tmp_path: Path) -> None:
+    def ending(parameters: dict[str, Any]) -> argosy.Member:
+        return replace(build(parameters), stop=argosy.MaxEpochs(1 if parameters["lr"] > 0.1 else 3))
+
+    best_first = [{"lr": 0.2}, {"lr": 0.02}, {"lr": 0.01}]
+    terms = {"n_trials": 3, "epochs_per_generation": 1, "max_epochs": 2, "eta": 2}
+    search(tmp_path, space={"lr": SPACE["lr"]}, build=ending, enqueue=best_first, **terms)
+    assert line_of(tmp_path, "net-3")[0] == "net-1"
+
+
 def test_parameters_go_on_to_values_beside_them() -> None:
     space = {
         "lr": FloatDistribution(0.1, 1.0),

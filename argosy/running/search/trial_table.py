@@ -89,11 +89,13 @@ class TrialTable:
         if trial.number not in self.open:
             return  # its last report was made when it ended
         states = trial.here(state)
+        population = isinstance(self.scheduler, Pbt)
+        ended = population and trial.first_ended(states) is not None
         for sections, value in trial.new_sections(states, self.objectives):
-            current = {self.objectives.first: value}
-            reached = current if isinstance(self.scheduler, Pbt) else trial.reached
+            reached = {self.objectives.first: value} if population else trial.reached
             cost = self.objectives.cost(reached, trial.constrained)
-            self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess)
+            last = ended and sections == len(states[0].sections)
+            self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess, last=last)
             self.sampling.report(trial.number, sections, trial.best, trial.constrained)
 
     def note_end(self, event: MemberEnded, *, present: bool) -> None:
