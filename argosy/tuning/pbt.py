@@ -1,10 +1,12 @@
 """Population based training (Jaderberg et al., 2017): clones of the best trials, with changed parameters, replace the worst.
 
-After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of one of the best ⌊n/η⌋, with parameters near those of its source. A generation is decided when its last trial has
+After each generation, the worst ⌊n/η⌋ trials end and as many clones take their places. Each is a clone of another one of the best ⌊n/η⌋
+(failures may leave fewer sources than clones), with parameters near those of its source. A generation is decided when its last trial has
 reached its end, and the next one begins when all clones have begun, so the outcome depends only on the results of trials. A trial that
 its own rule has ended by then counts no longer.
 """
 
+import itertools
 from random import Random
 
 from argosy.tuning.objectives import rank_costs
@@ -72,9 +74,11 @@ class Pbt(Scheduler):
         # If many trials have failed, the best of the others may have to end too, and are no sources then.
         best = [trial for trial in alive[: max(replaced, 1)] if trial not in losers]
         self.racing = [trial for trial in self.racing if trial in order and trial not in losers]
+        # Two clones of one source are often twins: with one parameter that changes, there are two values beside the source's.
+        drawn = itertools.cycle(Random(f"{self.seed}/{len(self.sources)}").sample(best, len(best)))
         for place, loser in enumerate(order, start=1) if best else ():
             if loser in losers:
                 clone = self.trials + len(self.sources)
-                self.sources[clone] = Random(f"{self.seed}/{clone}").choice(best)
+                self.sources[clone] = next(drawn)
                 self._out[loser] = f"number {place} of {len(order)} after section {self._mark}: {clone} takes its place"
                 self.racing.append(clone)

@@ -106,9 +106,11 @@ def by_definition(
         replaced = max(trials // eta, 1) if trials > 1 else 0
         order = [*alive, *sorted(dead)]
         losers = [t for t in order if t in dead or t in order[len(order) - replaced :]]
-        for loser in losers:
+        best = alive[: max(replaced, 1)]
+        drawn = Random(f"{seed}/{len(sources)}").sample(best, len(best))
+        for place, loser in enumerate(losers):
             clone = trials + len(sources)
-            sources[clone] = source = Random(f"{seed}/{clone}").choice(alive[: max(replaced, 1)])
+            sources[clone] = source = drawn[place % len(best)]
             born[clone], costs[clone][: mark + 1] = mark, costs[source][: mark + 1]
             racing = [*(t for t in racing if t != loser), clone]
             if loser not in dead:
@@ -160,6 +162,15 @@ def test_a_trial_that_its_own_rule_has_ended_is_no_source() -> None:
                 pbt.close(trial)
         pbt.tell(1, 4, 1.0)
         assert pbt.racing == [1] and len(pbt.sources) == 2 and pbt.budget(1) == 6
+
+
+def test_the_clones_of_a_generation_are_no_twins() -> None:
+    """With one parameter, two clones of one source would often have equal parameters, and train to equal weights."""
+    for seed in range(8):
+        pbt = Pbt(trials=8, most=3, every=1, eta=2, seed=seed)
+        for trial in range(8):
+            pbt.tell(trial, 1, trial)
+        assert sorted(pbt.sources.values()) == [0, 1, 2, 3]
 
 
 def test_a_trial_that_its_own_rule_ends_at_the_mark_of_a_generation_is_no_source(tmp_path: Path) -> None:
