@@ -122,6 +122,25 @@ def test_optimizers_in_a_list_keep_the_state_that_they_began_with(one_pass: bool
     assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
 
 
+def test_a_schedule_cycles_the_momentum_of_optimizers_in_a_list_if_each_has_one() -> None:
+    def optimizers(*kinds: Factory) -> list[Optimizer]:
+        return [kind([nn.Parameter(torch.zeros(2))]) for kind in kinds]
+
+    sgd, nesterov = partial(SGD, lr=0.1), partial(SGD, lr=0.1, momentum=0.5, nesterov=True)
+    for kinds in [(sgd, nesterov), (Adam, AdamW)]:
+        apart, together = optimizers(*kinds), OptimizerList(optimizers(*kinds))
+        schedules = [OneCycleLR(one, 0.1, total_steps=STEPS) for one in (*apart, together)]
+        for _ in range(STEPS - 1):
+            for schedule in schedules:
+                schedule.optimizer.step()
+                schedule.step()
+            for key in ("lr", "momentum" if sgd in kinds else "betas"):
+                found = [group[key] for group in together.param_groups]
+                assert found == [one.param_groups[0][key] for one in apart]
+    with pytest.raises(ValueError, match="must support momentum"):
+        OneCycleLR(OptimizerList(optimizers(sgd, Adam)), 0.1, total_steps=STEPS)
+
+
 def test_weights_that_get_a_gradient_late_begin_with_the_optimizer() -> None:
     models = network(), network()
     own, passed = (Adam(model.parameters(), lr=0.01) for model in models)

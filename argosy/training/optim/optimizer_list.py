@@ -17,7 +17,10 @@ class OptimizerList(Optimizer):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts: tuple[Optimizer, ...] = tuple(parts)
         """The optimizers, in the order of the parameter groups."""
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        # A schedule looks here for what every group has: OneCycleLR cycles `momentum` or `betas`.
+        first, *others = (part.defaults for part in self.parts)
+        common = {name: value for name, value in first.items() if all(name in other for other in others)}
+        super().__init__([group for part in self.parts for group in part.param_groups], common)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step each part."""
