@@ -201,9 +201,10 @@ class WholeShards(Lines):
     num_shards = 2
 
 
-def test_shards_that_are_the_same_are_refused(lines: Path) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_shards_that_are_the_same_are_refused(lines: Path, keep: bool) -> None:
     with pytest.raises(StudyError, match=r"^Data\.train: WholeShards yields the same samples for each of its 2 shards"):
-        opened(WholeShards(lines))
+        open_sources(Data(train=WholeShards(lines), keep=keep), seed=3)
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:

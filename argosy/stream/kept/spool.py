@@ -12,6 +12,7 @@ import contextlib
 import filecmp
 import functools
 import itertools
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,13 +125,25 @@ class Spool:
     def count_shards(self) -> tuple[int, ...]:
         """Return the lengths of the shards. If neither a journal nor the stream gives them, read the stream to its end."""
         declared = tuple(getattr(unwrap_padding(self.stream), "shard_lengths", None) or ())
-        self.lengths = self.lengths or declared or tuple(self._by_readers(self._count, lambda *_: None))
+        self.lengths = self.lengths or declared or self._count_shards()
         if not sum(self.lengths):
             raise self._empty()
         return self.lengths
 
-    def _count(self, shard: int, grown: GrowthCallback) -> int:
-        return sum(1 for _ in self._samples_of(shard))
+    def _count_shards(self) -> tuple[int, ...]:
+        counted = self._by_readers(self._count, lambda *_: None)
+        if len(counted) > 1 and counted[0] == counted[1] and counted[0][0]:
+            raise self._repeated(len(counted))
+        return tuple(samples for samples, _ in counted)
+
+    def _count(self, shard: int, grown: GrowthCallback) -> tuple[int, int]:
+        """Return the number of samples of a shard, and a sum of their bytes."""
+        count, total = 0, 0
+        for leaves, _ in self._samples_of(shard, epoch=shard):  # what shards draw then differs
+            count += 1
+            for leaf in leaves:
+                total = zlib.crc32(host_bytes(leaf), total)
+        return count, total
 
     def _by_readers(self, read: Read[Found], grown: GrowthCallback) -> list[Found]:
         doing = f"reading sample {{number}} of {self.split}"
@@ -171,10 +184,7 @@ class Spool:
             if len(parts) > 1 and all(
                 itertools.starmap(_same_content, zip(parts[0].files, parts[1].files, strict=True))
             ):
-                raise StudyError(
-                    f"Data.{self.split}: {self._kind} yields the same samples for each of its {len(parts)} shards. Yield those of "
-                    "shard torch.utils.data.get_worker_info().id, or rename its attribute num_shards, if that means something else."
-                )
+                raise self._repeated(len(parts))
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
             place, keeping = cache.folder / key.name, f"read once into a file: {why}"
@@ -263,6 +273,12 @@ class Spool:
                 if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
             return most is not None or not any(column.read(1) for column in columns)
+
+    def _repeated(self, shards: int) -> StudyError:
+        return StudyError(
+            f"Data.{self.split}: {self._kind} yields the same samples for each of its {shards} shards. Yield those of "
+            "shard torch.utils.data.get_worker_info().id, or rename its attribute num_shards, if that means something else."
+        )
 
     def _empty(self) -> StudyError:
         return StudyError(f"Data.{self.split} is empty: {self._kind} yields no samples. Yield at least one.")
