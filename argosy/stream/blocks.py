@@ -80,6 +80,8 @@ class Layout:
             )
         if any(leaf.layout != torch.strided for leaf in leaves):
             raise UnfitSample("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
+        if any(leaf.is_quantized for leaf in leaves):
+            raise UnfitSample("has a quantized tensor, whose numbers no block can hold. Return tensor.dequantize().")
         return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
 
     @property

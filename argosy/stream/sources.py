@@ -274,8 +274,10 @@ def note_in_log(text: str) -> None:
 def _gatherable(array: Any, what: str) -> Any:
     """Return an array whose rows can be gathered: contiguous, in host memory, of a dtype that torch has. Raises StudyError for others."""
     try:
+        if isinstance(array, list | tuple) and all(isinstance(row, torch.Tensor) for row in array):
+            array = torch.stack(tuple(array))  # NumPy has no bfloat16, and reads no tensor with a gradient
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise StudyError(
             f"Data: {what} has rows of different shapes ({str(error).rstrip('.')}). Pad them to one shape, or pass "
             "several arrays one after another."

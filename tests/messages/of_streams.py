@@ -1,6 +1,7 @@
 """Mistakes in samples, and in messages between processes."""
 
 import socket
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,13 @@ def growing(index: int) -> torch.Tensor:
     return torch.zeros(3 + (index == 2))
 
 
+def quantized(index: int) -> Any:
+    """Return a quantized tensor."""
+    del index
+    with warnings.catch_warnings(action="ignore"):  # torch is going to drop them
+        return torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.quint8)
+
+
 def branching(index: int) -> Any:
     """Return samples of different structures."""
     return (torch.zeros(3), 0) if index == 2 else torch.zeros(3)
@@ -157,6 +165,7 @@ def injected() -> None:
 
 CASES = {
     "a sample that contains a string": lambda: opened(lambda index: ("cat", index)),
+    "a sample with a quantized tensor": lambda: opened(quantized),
     "samples of different structures": lambda: filled(branching),
     "samples of different shapes": lambda: filled(growing),
     "a sample that raises": lambda: opened(broken),

@@ -1,6 +1,7 @@
 """Tests that a prepared sample depends only on (seed, split, epoch, index), and that faulty data are named."""
 
 import random
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -363,6 +364,8 @@ class Odd(Dataset):
 
 
 X = torch.zeros(3)
+with warnings.catch_warnings(action="ignore"):  # torch is going to drop them
+    QUANTIZED = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
 OBJECTS = np.array([None, 1], dtype=object)
 
 
@@ -406,6 +409,7 @@ def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> 
         (Odd((X, None), 0), r"sample 0 contains None"),
         (Odd((), ()), r"sample 0 is \(\), without any tensor"),
         (Odd((X.to_sparse(), 0), 0), r"sample 0 has a sparse tensor"),
+        (Odd((QUANTIZED, 0), 0), r"sample 0 has a quantized tensor"),
         (Odd((np.ma.masked_less(np.arange(3.0), 1), 0), 0), r"sample 0 has a masked array with masked values"),
         (Odd((X, 0), 0, length=40), r"sample (20|39) raised IndexError: list index out of range"),
         (Odd((X, 0), 0, length=0), r"is empty: the len\(\) of Odd is 0\. Add samples to it\."),
@@ -513,6 +517,7 @@ def test_single_unsigned_numbers_are_gathered_and_kept(dtype: torch.dtype) -> No
     [
         (np.arange(2, dtype=">i4"), r"has dtype >i4"),
         ([[1], [2, 3]], r"has rows of different shapes "),
+        ([torch.zeros(1), torch.zeros(2)], r"has rows of different shapes "),
         (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Pass tensor\.cpu\(\)"),
         (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
     ],
@@ -528,6 +533,12 @@ def test_arrays_of_every_layout_give_their_rows() -> None:
     here = open_sources(Data(arrays=(x.T, np.asfortranarray(x.T)[::-1], grown, list(range(6)))), seed=0)["train"]
     leaves = fill(here, [5, 0])
     assert [leaf.tolist() for leaf in leaves] == [[[5, 11], [0, 6]], [[0, 6], [5, 11]], [[10, 11], [0, 1]], [5, 0]]
+
+
+@pytest.mark.parametrize("rows", [torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 3, requires_grad=True)])
+def test_lists_of_tensors_are_stacked(rows: torch.Tensor) -> None:
+    (leaf,) = fill(open_sources(Data(arrays=(list(rows),)), seed=0)["train"], [1, 0])
+    assert torch.equal(leaf, rows.detach())
 
 
 class Words:
