@@ -90,13 +90,18 @@ def data_with_samples(study: Study, samples: Any) -> Data:
             "table[columns].to_numpy()."
         )
     check_not_a_loader("samples to predict: the object passed", samples)
+    if isinstance(samples, list) and samples and all(hasattr(one, "shape") for one in samples):
+        raise StudyError(
+            f"report.predict was given a list of {len(samples)} arrays, which may be samples or inputs. Pass torch.stack(samples) for "
+            "samples, or a tuple of arrays with one row per sample for inputs."
+        )
     if hasattr(samples, "shape"):
         samples = (samples,)
     if isinstance(samples, Mapping) or (
         isinstance(samples, tuple) and any(isinstance(part, Mapping) for part in samples)
     ):
         samples = RowsByName(samples)
-    arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)
+    arrays = isinstance(samples, tuple) and all(hasattr(array, "shape") for array in samples)
     if arrays and study.data.ragged is not None:
         raise StudyError(
             "report.predict was given arrays, but the study's samples vary in length (Data.ragged). Pass a Dataset "

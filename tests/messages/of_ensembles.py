@@ -317,6 +317,7 @@ CASES = {
     "a prediction without validation data": lambda: without_validation().predict(),
     "a prediction for samples that need a frozen network first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction for a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
+    "a prediction for a list of samples": lambda: report(member()).predict([*ROWS]),
     "a prediction for a DataLoader": lambda: report(member()).predict(DataLoader(TensorDataset(torch.zeros(3, 12)), 4)),
     "a prediction for arrays of different lengths": lambda: report(member()).predict({"x": ROWS, "z": ROWS[:1]}),
     "a prediction for the name of a file": lambda: report(member()).predict("new.jpg"),
