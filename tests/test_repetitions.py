@@ -236,6 +236,14 @@ def test_replicates_are_members_with_seeds_of_their_own() -> None:
     assert not found.failed
 
 
+def test_repetitions_at_the_points_of_a_grid_are_of_different_networks() -> None:
+    made = argosy.grid(lambda hidden: argosy.replicate(studies.member("mlp", hidden=hidden), 2)[1], hidden=[4, 8])
+    assert [(one.name, one.seed, one.repetition) for one in made] == [
+        (f"mlp-seed=1-hidden={hidden}", 1, argosy.study.Repetition(of=f"mlp-hidden={hidden}", under="seed=1"))
+        for hidden in (4, 8)
+    ]
+
+
 def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> None:
     fleet = [
         *argosy.replicate(studies.member("good"), seeds=3),

@@ -95,8 +95,9 @@ def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:
     member = build(**point)
     if not isinstance(member, Member):
         raise StudyError(f"argosy.grid: build returned {describe_value(member)}; it must return an argosy.Member.")
-    words = (f"{axis}={_in_a_name(axis, value)}" for axis, value in point.items())
-    return replace(member, name="-".join([member.name, *words]))
+    at = "".join(f"-{axis}={_in_a_name(axis, value)}" for axis, value in point.items())
+    repetition = member.repetition and replace(member.repetition, of=f"{member.repetition.of}{at}")
+    return replace(member, name=f"{member.name}{at}", repetition=repetition)
 
 
 def _in_a_name(axis: str, value: Any) -> str:
