@@ -91,6 +91,14 @@ def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> No
     assert {row.name for row in report.rows} == {"one", "two", "two-wide"}
 
 
+def test_the_advice_of_a_refusal_repeats_the_members_that_are_to_start_over(tmp_path: Path) -> None:
+    train(asked(epochs=1), tmp_path)
+    changed = asked(member("one", batch_size=30), member("two", hidden=24, batch_size=30), epochs=1)
+    with pytest.raises(RunError, match=re.escape("fresh=['one', 'two'] (--fresh one --fresh two) trains them")):
+        train(changed, tmp_path, fresh=["one"])
+    assert train(changed, tmp_path, fresh=["one", "two"]).status == "done"
+
+
 def test_all_repetitions_of_a_configuration_start_over_by_its_name(tmp_path: Path) -> None:
     def repeated(hidden: int) -> argosy.Study:
         return asked(*argosy.replicate(member("one"), 2), *argosy.replicate(member("two", hidden=hidden), 2), epochs=1)

@@ -59,6 +59,8 @@ class Identity:
             name for name, state in members.items() if state.sections or state.saved or state.status == "diverged"
         }
         """Members that have trained. Others may change in any way."""
+        self._anew = [name for name, state in members.items() if state.aside is not None and name not in self._begun]
+        """Members that begin anew, which advice has to repeat."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
         """Members that failed; their code may have been fixed."""
         self._code = CodeReader()
@@ -150,7 +152,7 @@ class Identity:
         of_study = list(self._differences(self.found, here))
         if of_study or changed:
             lines = [*of_study, *(_format_members(names) + change for change, names in changed.items())]
-            names = dict.fromkeys(itertools.chain.from_iterable(changed.values()))
+            names = dict.fromkeys(itertools.chain(self._anew, *changed.values()))
             anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
             raise RunError(
                 f"{self.directory} holds the run of a different study:\n  " + "\n  ".join(lines) + "\n"
