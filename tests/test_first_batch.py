@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -605,6 +606,36 @@ def test_a_step_by_hand_that_broadcasts_is_refused(tmp_path: Path, what: str) ->
     own = {"step": alike, what: lambda model, batch: mean_by_hand(model(batch[0]), batch[1])}
     told = sentence(tmp_path, member(model=ONE, **own), arrays=(X, NUMBERS.flatten()))
     assert f"its {what} gets [16] of float32 and compares each output with the targets of other samples" in told
+
+
+def test_a_step_may_compare_all_samples_of_two_sets(tmp_path: Path) -> None:
+    def discrepancy(model: nn.Module, batch: Any) -> Tensor:
+        some, others = model(batch[0]), batch[1]
+        pairs = (some, some), (some, others), (others, others)
+        within, between, beyond = ((-(a[:, None] - b).square().sum(-1)).exp().mean() for a, b in pairs)
+        return within - 2 * between + beyond
+
+    same = member(model=partial(nn.Linear, 6, 6), step=discrepancy)
+    assert reason(tmp_path, same, data=argosy.Data(arrays=(X, X + 1), val_arrays=(X, X + 1))) == ""
+
+
+def test_a_step_without_a_loss_is_told_what_it_is_for(tmp_path: Path) -> None:
+    def silent(model: nn.Module, batch: Any, optimizers: Any) -> None:
+        regression(model, batch).backward()
+        optimizers["sgd"].step()
+
+    own = replace(
+        member(model=ONE, step=regression),
+        step=silent,
+        validate=regression,
+        optimizer=None,
+        optimizers=lambda model: {"sgd": SGD(model.parameters(), lr=0.1)},
+    )
+    told = sentence(tmp_path, own, arrays=(X, NUMBERS))
+    assert (
+        "its step returned NoneType; it must return a tensor of losses, one per sample, or their mean, for the report."
+        in told
+    )
 
 
 class Squares:

@@ -418,8 +418,8 @@ class Solo:
         member = self.live.member
         raise StudyError(
             f"member {member.name!r}: its {('loss' if member.step is None else 'step')} returned "
-            f"{type(value).__name__}; it must return a tensor of losses, one per sample, or their mean, with "
-            "gradients."
+            f"{type(value).__name__}; it must return a tensor of losses, one per sample, or their mean, "
+            f"{'with gradients' if member.optimizers is None else 'for the report'}."
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
