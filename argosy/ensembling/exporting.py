@@ -75,7 +75,10 @@ def _trunk(features: Features, network: nn.Module) -> str:
 def _dataset(study: Study) -> str:
     """Return the name of the training data's class or function."""
     dataset = study.data.train
-    dataset = dataset.dataset if isinstance(dataset, Features) else dataset
+    while type(dataset).__module__.startswith("argosy.") and hasattr(
+        dataset, "dataset"
+    ):  # features, samples with answers
+        dataset = dataset.dataset
     factory = getattr(dataset, "func", dataset)
     return "arrays" if dataset is None else getattr(factory, "__qualname__", type(factory).__qualname__)
 

@@ -1,5 +1,6 @@
 """Tests that students train with the paper's loss, teachers answer each sample once, and validation ignores the teacher."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -211,6 +212,9 @@ def test_students_are_validated_predict_and_are_combined_as_other_members(tmp_pa
     known = Y[:40] != 2
     found = class_scores(report.best().load()(X[:40][known] / 2).softmax(1), Y[:40][known])
     assert report.ensemble().scores[1]["nll"] == pytest.approx(found["nll"])
+    pytest.importorskip("safetensors", reason="the extra export")
+    card = (report.export(tmp_path / "card", format="hub") / "config.json").read_text()
+    assert json.loads(card)["dataset"] == type(teachers.networks().known_study().data.train).__name__
 
 
 @pytest.mark.parametrize("mix", [False, True])
