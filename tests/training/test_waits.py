@@ -13,9 +13,11 @@ from packs import BOOTSTRAP, FOLD, UNWAITING, live, member, step_through
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from argosy.running.launch.inline import InlineWorkers
 from argosy.stream.order import Digest
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import open_backend
+from argosy.training.device.moved import copy_held
 from argosy.training.member.precision import LossScale, LossScales
 from argosy.training.programs.fused.compiled import Pass
 from argosy.training.programs.fused.fused import Fused
@@ -78,6 +80,44 @@ def test_what_data_on_device_holds_is_there(elsewhere: str) -> None:
     moved = [DeviceCopies(open_backend(elsewhere), work).on_device for work in (module, bound)]
     assert moved[0].mean.is_meta and moved[1].keywords["teacher"].weight.is_meta
     assert not module.mean.is_meta and not TEACHER.weight.is_meta
+
+
+def weighted(output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    return weights[target] * (output.argmax(1) == target)
+
+
+def test_what_metrics_hold_is_on_the_device(elsewhere: str) -> None:
+    held = {"bound": partial(weighted, weights=WEIGHTS), "module": nn.CrossEntropyLoss(weight=WEIGHTS)}
+    metrics = live(member("m", metrics={**held, "method": held["module"].forward}), elsewhere).member.metrics
+    assert metrics["bound"].keywords["weights"].is_meta
+    assert metrics["module"].weight.is_meta
+    assert metrics["method"].__self__ is metrics["module"] is not held["module"]
+
+
+class Perceived(nn.Linear):
+    """A loss whose weights all members share."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output).square().mean() + 0 * target.sum()
+
+
+def test_weights_in_a_loss_stay_with_the_caller(elsewhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As between the host and CUDA, where `Module.to` changes a Parameter in place.
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    loss = Perceived(4, 2).double()
+    for called in (loss, loss.forward, partial(loss)):
+        lives = [live(member(name, metrics={}, loss=called), elsewhere) for name in "ab"]
+        assert not loss.weight.is_meta
+        assert step_through(unwaiting, Solo(lives[0])) > 1
+    own, other = (live(member(name, metrics={}, loss=loss), elsewhere).member.loss for name in "ab")
+    assert own.weight is other.weight and own is not other
+
+
+def test_the_next_run_of_this_process_copies_again() -> None:
+    with InlineWorkers(SimpleNamespace(settings=SimpleNamespace(threads=1))):
+        copied = copy_held(TEACHER, torch.device("meta"))
+        assert copy_held(TEACHER, torch.device("meta")) is copied
+    assert copy_held(TEACHER, torch.device("meta")) is not copied
 
 
 @pytest.mark.parametrize("subsets", [[FOLD], [FOLD, FOLD, FOLD], [FOLD, BOOTSTRAP, FOLD]])

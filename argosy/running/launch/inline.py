@@ -30,6 +30,7 @@ from argosy.stream.sources import DatasetSource, Filled
 from argosy.stream.standby import cache_for
 from argosy.study import Member
 from argosy.training.device.devices import open_backend
+from argosy.training.device.moved import COPIES
 from argosy.training.device.process_state import preserve_process_state
 from argosy.training.trainer.trainer import Trainer
 
@@ -143,6 +144,7 @@ class InlineWorkers:
 
     def __enter__(self) -> "InlineWorkers":
         self.leaving.enter_context(preserve_process_state())
+        self.leaving.callback(COPIES.clear)  # the caller may change what was copied before the next run
         torch.set_num_threads(self.job.settings.threads)
         return self
 

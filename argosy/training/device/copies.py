@@ -25,7 +25,7 @@ from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.equivalence import UNMOVED, ComparedPair, difference
-from argosy.training.device.moved import copy_bound
+from argosy.training.device.moved import copy_held
 from argosy.training.device.resident import ResidentRows
 
 __all__ = ["DeviceCopies"]
@@ -58,7 +58,7 @@ class DeviceCopies:
     def __post_init__(self) -> None:
         self.resident = ResidentRows(self.backend)
         if self.backend.device.type != "cpu":
-            self.on_device = copy_bound(self.on_device, self.backend.device)
+            self.on_device = copy_held(self.on_device, self.backend.device)
 
     def member_assigned(self) -> None:
         """Note that a member was assigned, which may keep references to its first blocks."""

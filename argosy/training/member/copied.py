@@ -16,7 +16,7 @@ from argosy.bindings import bound_arguments, unwrap_partials
 from argosy.readings import is_own
 from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
-from argosy.training.device.moved import move_modules
+from argosy.training.device.moved import copy_held, move_own
 from argosy.training.member.own import OwnOptimizers, optimizers_inside
 
 __all__ = [
@@ -88,9 +88,17 @@ def with_own_callables(member: Member, memo: dict[int, Any]) -> Member:
 
 
 def move_called(member: Member, device: torch.device) -> None:
-    """Move what a member calls to an accelerator: modules, such as a loss with weights of classes, and tensors and networks that partials bind."""
-    for name in CALLED if device.type != "cpu" else ():
-        object.__setattr__(member, name, move_modules(getattr(member, name), device))
+    """Put what a member calls on an accelerator: modules, such as a loss with weights of classes, and tensors and networks that partials bind."""
+    if device.type == "cpu":
+        return
+    for name in CALLED:
+        called = getattr(member, name)
+        owner = getattr(unwrap_partials(called), "__self__", called)
+        if isinstance(owner, nn.Module):
+            move_own(owner, device)
+        object.__setattr__(member, name, copy_held(called, device))
+    metrics = {name: copy_held(metric, device) for name, metric in member.metrics.items()}
+    object.__setattr__(member, "metrics", metrics)
 
 
 def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
