@@ -20,7 +20,7 @@ from argosy.ensembling.combining import (
     variance,
 )
 from argosy.ensembling.opening import network_with_weights
-from argosy.ensembling.preparing import InputPreparation
+from argosy.ensembling.preparing import InputPreparation, Preparing
 from argosy.errors import RunError
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member
@@ -29,7 +29,7 @@ from argosy.training.member import checkpoint
 __all__ = ["Ensemble", "member_of", "snapshot_name"]
 
 
-class Ensemble(nn.Module):
+class Ensemble(Preparing):
     """Networks that predict together: probabilities of classes ``[B, classes]``, or the mean of their numbers.
 
     If the networks return several outputs, in a tuple or a dict, the ensemble returns the same structure, and combines each output separately.

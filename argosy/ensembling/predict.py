@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from argosy.data.features import Features
 from argosy.ensembling.answering import answer_in_batches
-from argosy.ensembling.preparing import InputPreparation, inputs_and_target
+from argosy.ensembling.preparing import InputPreparation, device_of, inputs_and_target
 from argosy.errors import RunError, StudyError
 from argosy.errors.checks import check_arrays, check_not_a_loader
 from argosy.errors.warned import warn_caller
@@ -27,6 +26,7 @@ from argosy.stream.padding import batch_form, make_stacked_batch
 from argosy.stream.sources import Source
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import IGNORED, Data, Study
+from argosy.training.device.moved import copy_held
 from argosy.training.device.process_state import preserve_random_states
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "Reduced",
     "check_features",
     "errors_of_samples",
-    "device_of",
     "example_split",
     "features_of",
     "few_inputs",
@@ -140,7 +139,8 @@ def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPre
     with preserve_random_states():
         source = _open_source(study.data, study.seed, example_split(study))
         block = _read_block(source, np.unique(np.linspace(0, source.length - 1, FEW, dtype=np.int64)))
-        return InputPreparation.of(study.data.on_device, source.layout, _leaves(block, torch.device(device)))
+        on_device = copy_held(study.data.on_device, torch.device(device))
+        return InputPreparation.of(on_device, source.layout, _leaves(block, torch.device(device)))
 
 
 def example_split(study: Study) -> str:
@@ -202,7 +202,7 @@ def few_inputs(study: Study, *, prepared: bool, other_lengths: bool = False) -> 
 
 def make_preparer(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:
     """Return a function that applies `Data.on_device` to batches; it opens the study's samples if a batch has no target."""
-    on_device = study.data.on_device
+    on_device = copy_held(study.data.on_device, torch.device(device))
     if on_device is None:
         return None
     prepare = cache(partial(preparation_of, study, device))
@@ -231,12 +231,6 @@ def _warn_of_fractions(inputs: Any, layout: Layout) -> None:
         )
 
 
-def device_of(network: nn.Module) -> torch.device:
-    """Return the network's device."""
-    # Not of its `state_dict`, which may hold more than tensors (`get_extra_state`).
-    return next((tensor.device for tensor in chain(network.parameters(), network.buffers())), torch.device("cpu"))
-
-
 def predict(
     networks: Sequence[nn.Module],
     data: Data,
@@ -256,6 +250,7 @@ def predict(
     if all of them raise and are skipped.
     """
     device = device_of(networks[0])
+    preparation = copy_held(preparation, device)
     with preserve_random_states(), torch.no_grad():
         for network in networks:
             network.eval()

@@ -1,8 +1,9 @@
 """Applies `Data.on_device` to inputs of networks, for samples with or without a target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Self
 
 import cloudpickle
 import torch
@@ -12,8 +13,9 @@ from argosy.ensembling.answering import call_network
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits
 from argosy.stream.trees import Structure, flatten, format_structure, unflatten
+from argosy.training.device.moved import copy_held
 
-__all__ = ["InputPreparation", "Prepared", "inputs_and_target", "prepares_itself"]
+__all__ = ["InputPreparation", "Prepared", "Preparing", "device_of", "inputs_and_target", "prepares_itself"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,26 @@ def _target_leaves(tree: Structure) -> list[bool]:
     return [is_target for is_target, part in zip(of_target, parts, strict=True) for _ in _target_leaves(part)]
 
 
-class Prepared(nn.Module):
+def device_of(network: nn.Module) -> torch.device:
+    """Return the network's device."""
+    # Not of its `state_dict`, which may hold more than tensors (`get_extra_state`).
+    return next((tensor.device for tensor in chain(network.parameters(), network.buffers())), torch.device("cpu"))
+
+
+class Preparing(nn.Module):
+    """A network that may apply `Data.on_device` to its inputs, with what that holds on the network's device."""
+
+    preparation: InputPreparation | None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.preparation is not None:
+            on_device = copy_held(self.preparation.on_device, device_of(self))
+            self.preparation = replace(self.preparation, on_device=on_device)
+        return self
+
+
+class Prepared(Preparing):
     """A network that takes inputs as the study's dataset returns them, and applies `Data.on_device` first."""
 
     def __init__(self, network: nn.Module, preparation: InputPreparation) -> None:
@@ -110,6 +131,7 @@ class Prepared(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Return the network's output for the prepared inputs."""
+        assert self.preparation is not None
         return call_network(self.network, self.preparation.inputs(inputs))
 
 

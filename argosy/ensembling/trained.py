@@ -31,13 +31,12 @@ from argosy.ensembling.predict import (
     Reduced,
     check_features,
     data_with_samples,
-    device_of,
     errors_of_samples,
     make_preparer,
     predict,
     preparation_of,
 )
-from argosy.ensembling.preparing import Prepared, prepares_itself
+from argosy.ensembling.preparing import Prepared, device_of, prepares_itself
 from argosy.ensembling.select import How
 from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice

@@ -566,6 +566,24 @@ def test_arrays_are_predicted_by_their_names(tmp_path: Path) -> None:
         report.predict({**parts, "lower": X[:39, 32:]})
 
 
+def standardized(batch: Any, mean: torch.Tensor) -> Any:
+    return batch[0] - mean, batch[1]
+
+
+def test_what_on_device_holds_is_where_networks_predict(tmp_path: Path) -> None:
+    on_device = partial(standardized, mean=X.mean(0))
+    data = argosy.Data(arrays=(X, Y), val_arrays=(X, Y), on_device=on_device)
+    report = trained(tmp_path, argosy.replicate(member("net"), 2), data=data, epochs=1)
+    given = X[:4].to("meta")
+    for network in (report.best().load(preprocess=True), report.ensemble(preprocess=True)):
+        there = network.to("meta")
+        assert there(given).is_meta
+    for samples in (None, (X[:4], Y[:4])):
+        with pytest.raises(NotImplementedError, match="copy out of meta"):  # the outputs, which have no values
+            report.predict(samples, report.best().load().to("meta"))
+    assert on_device.keywords["mean"].device.type == "cpu"
+
+
 @pytest.mark.parametrize("arrays", [True, False])
 def test_what_is_predicted_needs_no_target_for_on_device(tmp_path: Path, arrays: bool) -> None:
     images = (X * 16).byte()
