@@ -94,6 +94,17 @@ def test_what_metrics_hold_is_on_the_device(elsewhere: str) -> None:
     assert metrics["method"].__self__ is metrics["module"] is not held["module"]
 
 
+def test_what_a_partial_holds_in_lists_is_on_the_device(elsewhere: str) -> None:
+    teachers, seen = [TEACHER, {"weights": (WEIGHTS,)}], list[Tensor]()
+    calls = {name: partial(taught, teacher=teachers, seen=seen) for name in ("step", "validate")}
+    own = live(member("m", metrics={}, **calls), elsewhere).member
+    first, second = own.step.keywords["teacher"]
+    assert first.weight.is_meta
+    assert second["weights"][0].is_meta
+    assert own.step.keywords["teacher"] is own.validate.keywords["teacher"]
+    assert copy_held(calls["step"], torch.device(elsewhere)).keywords["seen"] is seen
+
+
 class Perceived(nn.Linear):
     """A loss whose weights all members share."""
 

@@ -4,6 +4,7 @@ Members' functions and `Data.on_device` are written without knowing the device o
 """
 
 import functools
+import operator
 from collections.abc import MutableMapping
 from types import MethodType
 from typing import Any
@@ -31,14 +32,26 @@ def move_own(module: nn.Module, device: torch.device) -> None:
     module.to(device)
 
 
-def copy_held(value: Any, device: torch.device) -> Any:
-    """Return a tensor's or a network's copy on a device, which stays the same; of a partial or a method, one that holds such copies."""
+def copy_held(value: Any, device: torch.device, lists: dict[int, Any] | None = None) -> Any:
+    """Return a tensor's or a network's copy on a device, which stays the same; of a partial, list or method, one that holds such copies.
+
+    `lists` has the copies of lists and dicts by the ids of their originals, all within the outermost value: functions that share one share its copy.
+    """
+    lists = {} if lists is None else lists
+    there = functools.partial(copy_held, device=device, lists=lists)
     if isinstance(value, functools.partial):
-        arguments = [copy_held(argument, device) for argument in value.args]
-        keywords = {key: copy_held(argument, device) for key, argument in value.keywords.items()}
-        return functools.partial(copy_held(value.func, device), *arguments, **keywords)
+        keywords = {key: there(argument) for key, argument in value.keywords.items()}
+        return functools.partial(there(value.func), *map(there, value.args), **keywords)
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, copy_held(value.__self__, device))
+        return MethodType(value.__func__, there(value.__self__))
+    if type(value) in (list, tuple, dict):
+        if id(value) not in lists:
+            held = list(value.values() if isinstance(value, dict) else value)
+            copied = list(map(there, held))
+            is_same = all(map(operator.is_, copied, held))  # such as a list that collects results
+            whole = dict(zip(value, copied, strict=True)) if isinstance(value, dict) else type(value)(copied)
+            lists[id(value)] = value if is_same else whole
+        return lists[id(value)]
     if not isinstance(value, Tensor | nn.Module):
         return value
     tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]

@@ -91,14 +91,14 @@ def move_called(member: Member, device: torch.device) -> None:
     """Put what a member calls on an accelerator: modules, such as a loss with weights of classes, and tensors and networks that partials bind."""
     if device.type == "cpu":
         return
-    for name in CALLED:
-        called = getattr(member, name)
+    calls = {name: getattr(member, name) for name in CALLED}
+    for called in calls.values():
         owner = getattr(unwrap_partials(called), "__self__", called)
         if isinstance(owner, nn.Module):
             move_own(owner, device)
-        object.__setattr__(member, name, copy_held(called, device))
-    metrics = {name: copy_held(metric, device) for name, metric in member.metrics.items()}
-    object.__setattr__(member, "metrics", metrics)
+    # At once, so that functions which share a list share its copy.
+    for name, held in copy_held({**calls, "metrics": dict(member.metrics)}, device).items():
+        object.__setattr__(member, name, held)
 
 
 def _deepcopy(value: Any, memo: dict[int, Any]) -> tuple[Any, ...]:
