@@ -38,7 +38,7 @@ def misses(output: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 def loss(output: Tensor, boxes: Tensor) -> Tensor:
     """Return each picture's loss ``[B]``: whether boxes are where the network says, and as it says."""
     far, cells = misses(output, boxes)
-    centres = torch.zeros(len(boxes), 65).scatter(1, cells, 1.0)[:, :64]
+    centres = boxes.new_zeros(len(boxes), 65).scatter(1, cells, 1.0)[:, :64]
     return far + functional.binary_cross_entropy_with_logits(output[:, 0].flatten(1), centres, reduction="none").mean(1)
 
 

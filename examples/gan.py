@@ -43,7 +43,8 @@ def optimizers(gan: Gan, lr: float) -> dict[str, Adam]:
 def step(gan: Gan, batch: Any, optimizers: Mapping[str, Adam]) -> Tensor:
     """Step the discriminator, then the generator, and return the generator's loss."""
     real = batch[0]
-    ones, zeros, fake = real.new_ones(len(real), 1), real.new_zeros(len(real), 1), gan(torch.randn(len(real), 16))
+    ones, zeros = real.new_ones(len(real), 1), real.new_zeros(len(real), 1)
+    fake = gan(torch.randn(len(real), 16, device=real.device))
     optimizers["discriminator"].zero_grad()
     (bce(gan.discriminator(real), ones) + bce(gan.discriminator(fake.detach()), zeros)).backward()
     optimizers["discriminator"].step()

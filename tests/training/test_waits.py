@@ -1,7 +1,9 @@
 """Tests that no step of any kind of member or program waits for its device, on a device that watches all reads and copies."""
 
+import runpy
 from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,7 @@ from argosy.stream.order import Digest
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import open_backend
 from argosy.training.device.moved import copy_held
+from argosy.training.member.building import build_member
 from argosy.training.member.precision import LossScale, LossScales
 from argosy.training.programs.fused.compiled import Pass
 from argosy.training.programs.fused.fused import Fused
@@ -175,3 +178,14 @@ def test_what_waits_is_seen(wait: Any, elsewhere: str) -> None:
     one = torch.zeros((), device="meta")
     with pytest.raises(Waits), unwaiting():
         wait(one)
+
+
+@pytest.mark.parametrize("example", ["gan", "boxes"])
+def test_examples_train_on_an_accelerator(example: str, elsewhere: str) -> None:
+    study = runpy.run_path(str(Path(__file__).parents[2] / "examples" / f"{example}.py"))["study"]
+    made = build_member(study.members[0], open_backend(elsewhere), study_seed=0, objective="val_loss", mode="min")
+    images, boxes = torch.rand(4, 1, 32, 32, device="meta"), torch.rand(4, 5, 4, device="meta")
+    if example == "boxes":
+        assert made.member.loss(made.model(images), boxes).is_meta
+    else:
+        assert made.member.step(made.model, (torch.rand(4, 64, device="meta"),), made.optimizer.by_name).is_meta
