@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evidence
@@ -112,6 +113,35 @@ def validated(sizes: Sequence[int], metrics: dict[str, Any], device: str = "cpu:
         start += rows
     validation.end()
     return validation.values()
+
+
+class Elsewhere:
+    """A device whose tensors have no values, and do not mix with those of the host."""
+
+    device = torch.device("meta")
+
+    def fetch(self, leaf: torch.Tensor) -> Any:
+        return torch.ones(leaf.shape, dtype=leaf.dtype), SimpleNamespace(synchronize=lambda: None)
+
+
+def test_what_a_metric_binds_is_where_its_arguments_are() -> None:
+    def per_sample(output: torch.Tensor, target: torch.Tensor, *, weight: torch.Tensor) -> torch.Tensor:
+        return (output * weight).sum(1) * target
+
+    def of_the_set(output: torch.Tensor, target: torch.Tensor, *, weight: torch.Tensor) -> torch.Tensor:
+        return per_sample(output, target, weight=weight).mean()
+
+    weight = torch.full((10,), 0.5)
+    loss = torch.nn.CrossEntropyLoss(weight=2 * weight)
+    bound = {"sample": partial(per_sample, weight=weight), "set": partial(of_the_set, weight=weight)}
+    metrics = bound | {"module": loss, "method": loss.forward}
+    validation = Validation(studies.member(metrics=metrics), Elsewhere())  # type: ignore[arg-type]
+    for part in (slice(20), slice(20, 41)):
+        output, target = OUTPUTS[part].to("meta"), TARGETS[part].to("meta")
+        validation.add(len(target), Digest(), output[:, 0], output, target)
+    validation.end()
+    assert validation._ended == pytest.approx({"set": 5.0, "module": math.log(10), "method": math.log(10)})
+    assert not loss.weight.is_meta
 
 
 @pytest.mark.parametrize("device", ["cpu:0", "late:0"])

@@ -85,18 +85,6 @@ def test_what_data_on_device_holds_is_there(elsewhere: str) -> None:
     assert not module.mean.is_meta and not TEACHER.weight.is_meta
 
 
-def weighted(output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    return weights[target] * (output.argmax(1) == target)
-
-
-def test_what_metrics_hold_is_on_the_device(elsewhere: str) -> None:
-    held = {"bound": partial(weighted, weights=WEIGHTS), "module": nn.CrossEntropyLoss(weight=WEIGHTS)}
-    metrics = live(member("m", metrics={**held, "method": held["module"].forward}), elsewhere).member.metrics
-    assert metrics["bound"].keywords["weights"].is_meta
-    assert metrics["module"].weight.is_meta
-    assert metrics["method"].__self__ is metrics["module"] is not held["module"]
-
-
 def test_what_a_partial_holds_in_lists_is_on_the_device(elsewhere: str) -> None:
     teachers, seen = [TEACHER, {"weights": (WEIGHTS,)}], list[Tensor]()
     calls = {name: partial(taught, teacher=teachers, seen=seen) for name in ("step", "validate")}

@@ -24,10 +24,8 @@ COPIES: MutableMapping[Any, dict[torch.device, Any]] = WeakIdKeyDictionary()
 def move_own(module: nn.Module, device: torch.device) -> None:
     """Move a member's own copy of a module to a device; its weights are those of the caller's module, and are copied."""
     for part in module.modules():
-        for (
-            name,
-            weight,
-        ) in part._parameters.items():  # `to` would move the caller's weights, which members on other devices use too
+        # `to` would move the caller's weights, which members on other devices use too.
+        for name, weight in part._parameters.items():
             setattr(part, name, copy_held(weight, device))
     module.to(device)
 

@@ -97,7 +97,7 @@ def move_called(member: Member, device: torch.device) -> None:
         if isinstance(owner, nn.Module):
             move_own(owner, device)
     # At once, so that functions which share a list share its copy.
-    for name, held in copy_held({**calls, "metrics": dict(member.metrics)}, device).items():
+    for name, held in copy_held(calls, device).items():
         object.__setattr__(member, name, held)
 
 

@@ -22,6 +22,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member, accuracy
 from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.device.moved import copy_held
 from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
 from argosy.training.member.tally import Tally, batch_total, to_float64
@@ -29,6 +30,7 @@ from argosy.training.member.tally import Tally, batch_total, to_float64
 __all__ = ["Validation", "is_state", "makes_states", "new_state"]
 
 KINDS = "one value per sample, one number for the whole set, or an object with update(outputs, targets) and compute()"
+HOST = torch.device("cpu")
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -105,7 +107,8 @@ class Validation:
         for name, metric in self._of_the_set.items():
             if tried and name in self._lacking:
                 continue
-            self._ended[name] = self._number(name, metric(*whole), f"all {self.sums.rows} samples")
+            value = self._bound_on(HOST, metric)(*whole)
+            self._ended[name] = self._number(name, value, f"all {self.sums.rows} samples")
         for name, state in self._states.items():
             self._ended[name] = self._number(name, state.compute(), "compute()")
         self._gathered.clear()
@@ -132,7 +135,7 @@ class Validation:
     def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
         if name not in self._states:
-            return _tensor(metric(*pair))
+            return _tensor(self._bound_on(self.backend.device, metric)(*pair))
         state = self._state(name, metric)
         state.update(*pair)
         return _tensor(state.compute())
@@ -146,10 +149,11 @@ class Validation:
         """
         if rows == 1:
             rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
-        for name, metric in self.member.metrics.items():
-            if is_state(metric) or makes_states(metric):
-                self._states[name] = self._state(name, metric)
+        for name, given in self.member.metrics.items():
+            if is_state(given) or makes_states(given):
+                self._states[name] = self._state(name, given)
                 continue
+            metric = self._bound_on(self.backend.device, given)
             try:
                 value = _tensor(metric(output, target))
             except ValueError:
@@ -161,7 +165,7 @@ class Validation:
             if value is not None and value.dim() and len(value) == rows:
                 self._per_sample[name] = metric
             elif value is not None and not value.dim():
-                self._of_the_set[name] = metric
+                self._of_the_set[name] = given
             else:
                 raise self._refusal(name, value, f"a batch of {rows}")
 
@@ -179,6 +183,10 @@ class Validation:
         if isinstance(state, nn.Module):
             state.to(self.backend.device)
         return state
+
+    def _bound_on(self, device: torch.device, metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return a metric with what it binds, such as weights of classes, on the device of its arguments: metrics of the set get them on the host."""
+        return metric if self.backend.device.type == "cpu" else copy_held(metric, device)
 
     # ---- values
 
