@@ -132,7 +132,7 @@ class Spool:
 
     def _count_shards(self) -> tuple[int, ...]:
         counted = self._by_readers(self._count, lambda *_: None)
-        if len(counted) > 1 and counted[0] == counted[1] and counted[0][0]:
+        if self._heeds_workers(len(counted)) and counted[0] == counted[1] and counted[0][0]:
             raise self._repeated(len(counted))
         return tuple(samples for samples, _ in counted)
 
@@ -181,9 +181,7 @@ class Spool:
             for part in parts:
                 assert part.layout is not None
                 self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
-            if len(parts) > 1 and all(
-                itertools.starmap(_same_content, zip(parts[0].files, parts[1].files, strict=True))
-            ):
+            if self._heeds_workers(len(parts)) and all(map(_same_content, parts[0].files, parts[1].files)):
                 raise self._repeated(len(parts))
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
@@ -273,6 +271,10 @@ class Spool:
                 if kept != [host_bytes(leaf) for leaf in leaves]:
                     return False
             return most is not None or not any(column.read(1) for column in columns)
+
+    def _heeds_workers(self, shards: int) -> bool:
+        """Return whether a stream has to look at `get_worker_info` to tell its shards apart; `read_from` is told the shard."""
+        return shards > 1 and not hasattr(unwrap_padding(self.stream), "read_from")
 
     def _repeated(self, shards: int) -> StudyError:
         return StudyError(
