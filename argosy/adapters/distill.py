@@ -131,7 +131,7 @@ def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -
     augment = None if member.augment is None else partial(_apply_beside_answer, member.augment)
     if teacher is not None:
         augment = partial(_mix_batch, teacher=teacher, first=augment)
-    return replace(member, loss=partial(loss, own=member.loss), augment=augment)
+    return replace(member, loss=partial(loss, students_own_loss=member.loss), augment=augment)
 
 
 # ---- data
@@ -254,7 +254,7 @@ def _student_loss(
     output: Tensor,
     target: Any,
     *,
-    own: Callable[[Any, Any], Tensor] | None,
+    students_own_loss: Callable[[Any, Any], Tensor] | None,
     taught: Callable[[Tensor, Tensor, Any, float, int], Tensor],
     temperature: float,
     weight: float,
@@ -268,10 +268,10 @@ def _student_loss(
                 f"a student returns {list(output.shape)}, but its teacher returns {list(answer.shape)} for the same "
                 "samples. Return the same shape from the student's network."
             )
-    hard = _own_loss(output, target, own)
+    hard = _own_loss(output, target, students_own_loss)
     if answer is None:
         return hard
-    soft = taught(output, answer, target, temperature, ignored_class(own))
+    soft = taught(output, answer, target, temperature, ignored_class(students_own_loss))
     return (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean())
 
 

@@ -75,9 +75,8 @@ def _trunk(features: Features, network: nn.Module) -> str:
 def _dataset(study: Study) -> str:
     """Return the name of the training data's class or function."""
     dataset = study.data.train
-    while type(dataset).__module__.startswith("argosy.") and hasattr(
-        dataset, "dataset"
-    ):  # features, samples with answers
+    # Features, and samples with a teacher's answers, hold the user's Dataset.
+    while type(dataset).__module__.startswith("argosy.") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     factory = getattr(dataset, "func", dataset)
     return "arrays" if dataset is None else getattr(factory, "__qualname__", type(factory).__qualname__)

@@ -69,9 +69,8 @@ def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
         ):
             return None
         value = value.detach().resolve_neg()
-        if (
-            value.is_floating_point() and value.itemsize < 4 and value.dtype != torch.float16
-        ):  # NumPy lacks these dtypes
+        # NumPy lacks these dtypes.
+        if value.is_floating_point() and value.itemsize < 4 and value.dtype != torch.float16:
             value = value.view((torch.int8, torch.int16)[value.itemsize - 1])
         value = value.numpy()
     if isinstance(value, list | tuple) and len(value) == length and isinstance(value[0], int | float | np.number):

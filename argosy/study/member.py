@@ -88,8 +88,8 @@ def accuracy(output: Any, target: Any) -> Any:
 
 
 def own_loss(loss: Any) -> Any:
-    """Return the loss that compares outputs with targets: a student's loss binds it as ``own`` (`argosy.distill`)."""
-    return loss.keywords.get("own", loss) if isinstance(loss, functools.partial) else loss
+    """Return the loss that compares outputs with targets: a student's loss binds it (`argosy.distill`)."""
+    return loss.keywords.get("students_own_loss", loss) if isinstance(loss, functools.partial) else loss
 
 
 def ignored_class(loss: Any) -> int:

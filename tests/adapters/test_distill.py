@@ -18,6 +18,7 @@ import argosy
 from argosy.ensembling.scores import class_scores
 from argosy.errors import StudyError
 from argosy.stream.order import member_seed, permutation
+from argosy.training.member.answers import answer_kind
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(80, 12, generator=GENERATOR)
@@ -341,3 +342,11 @@ def test_a_student_of_tokens_weighs_both_parts_alike_and_padding_counts_in_neith
 
 def tagger() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 12), nn.Unflatten(1, (3, 4)))
+
+
+def scaled(output: Tensor, target: Tensor, own: Any) -> Tensor:
+    return functional.mse_loss(output, functional.one_hot(target, 3).float())
+
+
+def test_a_loss_that_binds_a_keyword_called_own_is_not_taken_for_that_of_a_student() -> None:
+    assert answer_kind(member("m", loss=partial(scaled, own=None))) is None

@@ -171,13 +171,12 @@ def check_pairs(member: Member, what: str, value: Value, pair: tuple[Any, Any], 
 def check_step(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool | None:
     """Check a member's own step or validation as `_check_sum` and `check_halves` do, and that its targets do not broadcast.
 
-    All leaves but the first count as targets, unless they have the shape of the first. Returns whether the mean over batches depends on their sizes; None if this cannot be
-    determined. Raises StudyError.
+    All leaves but the first count as targets, unless they have the shape of the first. Returns whether the mean over batches depends on
+    their sizes; None if this cannot be determined. Raises StudyError.
     """
     (first, *rest), tree = flatten(samples)
-    sets = first.dim() > 1 and all(
-        leaf.shape == first.shape for leaf in rest
-    )  # a distance of two sets is one of all pairs
+    # The distance of two sets of samples is one of all pairs, so it depends on all targets as it should.
+    sets = first.dim() > 1 and all(leaf.shape == first.shape for leaf in rest)
     if rest and not sets and _broadcasts(lambda pair: value(unflatten([pair[0], *pair[1]], tree)), first, rest, rows):
         raise StudyError(
             f"member {member.name!r}: its {what} gets {_shapes(rest)} and compares each output with the targets of "
