@@ -59,7 +59,7 @@ from argosy.training.choice import rehearsal
 from argosy.training.device import process_state
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
-from argosy.training.trainer import descriptors, guard, program_instances, ranks, trainer, trials
+from argosy.training.trainer import descriptors, guard, program_instances, stepping, trainer, trials
 from argosy.tuning.search import Search, Store
 from simulation.counting import Counted, CountingBlock, CountingMember
 from simulation.disk import Disk
@@ -561,7 +561,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (rehearsal, "Solo", Counted),
         (program_instances, "Shard", CountingShard),
         (program_instances, "Group", SimpleNamespace(form=partial(Group.form, world))),
-        (ranks, "POLL_SECONDS", 0.02),
+        (stepping, "POLL_SECONDS", 0.02),
         (trainer, "time_sums", partial(_time_sums, world)),
         (guard, "has_batch_norm", lambda model: False),
         *((where, "lowest_free", int) for where in (descriptors, guard)),

@@ -6,11 +6,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.training.trainer.merged import Begin, Move, next_move
-from argosy.training.trainer.ranks import Ranks
+from argosy.training.trainer.stepping import Stepping
 
 LENGTH = 60
 
@@ -167,7 +168,9 @@ def test_what_is_under_way_is_finished_where_a_section_ends_and_not_before() -> 
     assert next_move(None, ["a"], lambda name: False, whole=False, ends=True) == (Move.FINISH, "a")
 
 
-def test_whole_members_have_their_turns_beside_one_that_rests_though_a_pass_is_always_interrupted() -> None:
+def test_whole_members_have_their_turns_beside_one_that_rests_though_a_pass_is_always_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     turns: list[str] = []
 
     def step(instance: Any, block: Any) -> bool:
@@ -175,9 +178,10 @@ def test_whole_members_have_their_turns_beside_one_that_rests_though_a_pass_is_a
         turns.append(instance.name)
         return bool(instance.name == "resting")
 
-    nothing: Any = SimpleNamespace()
+    nothing: Any = SimpleNamespace(beat=bool)
     block: Any = SimpleNamespace(place=SimpleNamespace(last=False))
     instances: Any = [SimpleNamespace(name=name, follow=bool, shard=None) for name in ("resting", "other")]
-    ranks = Ranks(nothing, nothing, nothing, step=step, stepped=nothing, called=lambda: True)
-    assert not ranks.through(instances, (), block)
+    stepping = Stepping(instances, {}, nothing, nothing, nothing, nothing, wanted=lambda: True, drop=nothing)
+    monkeypatch.setattr(stepping, "_step_once", step)
+    assert not stepping._step_beside_split(block)
     assert turns == ["resting", "other"]

@@ -2,23 +2,32 @@
 
 A pass gives every instance its turn. Some steps may be left, because a command is pending or an instance has completed a timed round. They are
 made in the next pass, after instances have changed programs (`ProgramChoice.settle`).
+
+If a split member's group is broken or a sum hangs, the member stops, and so does its device if it has no other work, until the driver
+decides. The driver notices that a rank has left the group, or that no rank makes progress.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
+from argosy.protocol.trainer import Broke
+from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.device.attempts import attempt
 from argosy.training.programs.graphed.graphed import run_concurrently
 from argosy.training.programs.program import MemberFaults
+from argosy.training.programs.shard.parallel import POLL_SECONDS, Group
+from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.merged import Move, moves
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.program_instances import ProgramInstance
-from argosy.training.trainer.ranks import Ranks
 
 __all__ = ["Stepping"]
 
@@ -32,7 +41,7 @@ class Stepping:
     _program_choice: ProgramChoice
     _guard: Guard
     _heartbeat: Heartbeat
-    emit: InitVar[Callable[[Any], None]]
+    _emit: Callable[[Any], None]
     _: KW_ONLY
     wanted: Callable[[], bool]
     """Returns whether there is something to do between two steps."""
@@ -41,11 +50,10 @@ class Stepping:
     """Whether a whole instance beside split members has left steps of the block for the next pass."""
     _interrupted: bool = field(default=False, init=False)
     """Whether there was something to do after the last step of this pass."""
-    _ranks: Ranks = field(init=False)
-
-    def __post_init__(self, emit: Callable[[Any], None]) -> None:
-        own = self._guard, self._heartbeat, emit
-        self._ranks = Ranks(*own, step=self._step_once, stepped=self._stepped, called=self._called)
+    _waited: float = field(default=0.0, init=False)
+    """Seconds spent only waiting for other devices."""
+    _reported: set[str] = field(default_factory=set, init=False)
+    """Rendezvous of groups that were reported as broken."""
 
     def through(self, block: Block) -> bool:
         """Give every instance its turn; returns False if steps of the block are left."""
@@ -74,17 +82,76 @@ class Stepping:
 
     def waited(self) -> float:
         """Return the seconds spent only waiting for other devices since the last call."""
-        waited, self._ranks.waited = self._ranks.waited, 0.0
+        waited, self._waited = self._waited, 0.0
         return waited
 
     # ---- beside split members
 
     def _step_beside_split(self, block: Block) -> bool:
+        """Run the steps whose batches a training block completes, in the merged order; returns False if steps are left."""
         self._left = False
-        if not self._ranks.through(self._instances, self._assigned, block):
+        following = [instance for instance in self._instances if instance.follow(block.place)]
+        split = {instance.names[0]: instance for instance in following if instance.shard is not None}
+        # The copies are on the device itself, because other members step between two begins, and a changed block would not
+        # show which member wrote.
+        shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
+        whole = deque(instance for instance in following if instance.shard is None)
+        through = self._make_moves(split, whole, block, shown)
+        for name, instance in split.items():
+            if instance.watch.restore_if_written(shown[name], block) and name in self._assigned:
+                self._guard(name, partial(instance.watch.refuse, name))
+        if not through:
             return False
         self._program_choice.settle()
         return not self._left
+
+    def _make_moves(
+        self,
+        split: Mapping[str, ProgramInstance],
+        whole: deque[ProgramInstance],
+        block: Block,
+        shown: Mapping[str, Block],
+    ) -> bool:
+        shards = {name: instance.shard for name, instance in split.items() if instance.shard is not None}
+        cuts = {name: shard.cut(shown[name]) for name, shard in shards.items()}
+        for move, name in moves(shards, block, lambda: bool(whole)):
+            if move is Move.WAIT:
+                self._wait(name, shards[name])
+            elif move is Move.WHOLE:
+                if self._step_once(whole[0], block):
+                    whole.popleft()
+                    continue  # it may have rested, without a step that could be interrupted
+            else:
+                self._step_half(split[name], shards[name], cuts[name], move)
+                if name not in self._assigned:
+                    del shards[name]
+            if self._called():
+                return False
+        for name in shards:
+            next(cuts[name], None)  # gathers the first samples of a batch that a later block completes
+        return True
+
+    def _step_half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
+        half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
+        with self._heartbeat.busy(f"training {instance.description}"), instance.watch.steps():
+            done = self._guard(instance.names[0], half)
+        if move is Move.FINISH and done:
+            self._stepped(instance)
+
+    def _wait(self, name: str, shard: Shard) -> None:
+        """Wait until the next half is ready, or a command is pending."""
+        started = time.perf_counter()
+        doing = f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
+        with self._heartbeat.waiting(doing):
+            while shard.waits and not self._called():
+                self._report_if_broken(name, shard.group)
+                time.sleep(POLL_SECONDS)
+        self._waited += time.perf_counter() - started
+
+    def _report_if_broken(self, name: str, group: Group) -> None:
+        if group.broken and group.rendezvous not in self._reported:
+            self._reported.add(group.rendezvous)
+            self._emit(Broke(member=name, detail=group.broken))
 
     def _step_once(self, instance: ProgramInstance, block: Block) -> bool:
         """Make one step of a whole instance; returns whether it has nothing left to do in this pass."""
@@ -168,3 +235,15 @@ class Stepping:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _begin(shard: Shard, cut: Iterator[Batch]) -> bool:
+    with shard.active():
+        shard.begin(next(cut))
+    return True
+
+
+def _finish(instance: ProgramInstance, shard: Shard) -> bool:
+    with shard.active():
+        instance.samples += shard.finish()
+    return True
