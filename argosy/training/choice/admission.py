@@ -4,8 +4,8 @@ Members of one fingerprint may be fused, and MLPs of several fingerprints groupe
 (`fused_check.py`). A fingerprint, or a layer of an MLP, that passed is not checked again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from argosy.stream.blocks import Block
@@ -23,16 +23,11 @@ CHECKED_MEMBERS = 4
 FEW_ALIKE = 4
 """Fewer members of one architecture than this join a program of different members."""
 Alike = Mapping[Fingerprint, Sequence[LiveMember]]
+PassedChecks = dict[Hashable, BatchLengths | None]
+"""Passed checks: the batches that a program makes as one with the bits of each member alone; None if equal up to rounding.
 
-
-@dataclass(frozen=True, slots=True)
-class PassedChecks:
-    """Passed checks: the batches that a program makes as one with the bits of each member alone; None if equal up to rounding."""
-
-    fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
-    """By fingerprint, for members of one architecture."""
-    grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
-    """For different members, by what they have in common and a layer."""
+By fingerprint for members of one architecture, and for different ones by what they have in common and a layer.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +60,12 @@ def admit(
     checked too, and different members are not. Without `pairs`, two members with single-pass optimizers are not checked. `before` maps
     members that were in such a program to whether it was one of different members; they stay in a program of that sort.
     """
-    admitted = PassedChecks() if admitted is None else admitted
+    admitted = {} if admitted is None else admitted
     alike, reasons = _by_fingerprint(lives)
     packs, grouped = (dict[tuple[str, ...], BatchLengths | None]() for _ in range(2))
     failed: dict[tuple[str, ...], str] = {}
     for several in () if single else _groups(alike, before or {}):
-        names, tried = _names(several), _check_grouped(several, block, admitted.grouped)
+        names, tried = _names(several), _check_grouped(several, block, admitted)
         if tried.reason is None:
             grouped[names] = tried.lengths
         else:
@@ -82,10 +77,10 @@ def admit(
             reasons[names[0]] = _why_alone(fingerprint, alike)
             if not single:
                 continue
-        elif not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack):
+        elif not pairs and len(pack) == 2 and fingerprint not in admitted and all(live.one_pass for live in pack):
             reasons |= dict.fromkeys(names, "other pairs of members were no faster as one program on this device")
             continue
-        tried = _check_fused(fingerprint, pack, block, admitted.fused)
+        tried = _check_fused(fingerprint, pack, block, admitted)
         if tried.reason is None:
             packs[names] = tried.lengths
             continue
@@ -136,10 +131,7 @@ def _why_alone(fingerprint: Fingerprint, alike: Alike) -> str:
 
 
 def _check_fused(
-    fingerprint: Fingerprint,
-    lives: Sequence[LiveMember],
-    block: Block,
-    admitted: dict[Fingerprint, BatchLengths | None],
+    fingerprint: Fingerprint, lives: Sequence[LiveMember], block: Block, admitted: PassedChecks
 ) -> CheckOutcome:
     """Check some of these members of one fingerprint, unless it is in `admitted`; a passed check is added there."""
     if fingerprint in admitted:
@@ -170,7 +162,7 @@ def _groups(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
             yield lives
 
 
-def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> CheckOutcome:
+def _check_grouped(lives: Sequence[LiveMember], block: Block, admitted: PassedChecks) -> CheckOutcome:
     """Check enough of these different members to cover each layer that is not in `admitted`; layers that pass are added there."""
     layers = {live.member.name: [(grouping_key(live), layer) for layer in layer_sort_key(live.model)] for live in lives}
     fresh, known = list[LiveMember](), set(admitted)

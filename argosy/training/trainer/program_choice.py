@@ -51,7 +51,7 @@ class ProgramChoice:
     """Whether a member was assigned since the last `form_groups`."""
     _waits: bool = field(default=False, init=False)
     """Whether a group waits for a block on which copies of its members are measured."""
-    _admitted: PassedChecks = field(default_factory=PassedChecks, init=False)
+    _admitted: PassedChecks = field(default_factory=dict, init=False)
     _compilations: dict[FusionGroup, Compilation] = field(default_factory=dict, init=False)
     """Compiled passes, of groups that may be compiled."""
     _pairs: dict[FusionGroup, bool] = field(default_factory=dict, init=False)
