@@ -110,7 +110,7 @@ class Side(Protocol):
 class Programs:
     """Argosy's programs as a trainer runs them: they cut batches, keep losses and digests, and move positions."""
 
-    def __init__(self, task: Task, programs: Sequence[Program[Any]]) -> None:
+    def __init__(self, task: Task, programs: Sequence[Program]) -> None:
         self._task = task
         self._programs = programs
 
@@ -179,7 +179,7 @@ def _alike(task: Task, *, compile: bool = False) -> Sequence[Fused]:
     return [Fused.of(alike, Compilation() if compile else None) for alike in kinds.values()]
 
 
-def _captured_alone(task: Task) -> Sequence[Program[Any]]:
+def _captured_alone(task: Task) -> Sequence[Program]:
     return [graphed.Graphed.of(Solo(one)) for one in task.lives()]
 
 

@@ -164,13 +164,13 @@ def samples(
     return splits[0], splits[1]
 
 
-def there(block: Block, program: Program[Any]) -> Block:
+def there(block: Block, program: Program) -> Block:
     """Return a block on the device of the program's members."""
     return DeviceCopies(program.members[0].backend).start(block)
 
 
 def train(
-    program: Program[Any],
+    program: Program,
     epochs: int,
     *,
     size: int = 40,
@@ -205,7 +205,7 @@ def train(
 
 
 def step_through(
-    watched: Callable[[], AbstractContextManager[None]], program: Program[Any], *, holes: Sequence[int] = ()
+    watched: Callable[[], AbstractContextManager[None]], program: Program, *, holes: Sequence[int] = ()
 ) -> int:
     """Train an epoch and validate, inside `watched` except for the first blocks; returns the number of watched steps."""
     arrays, val = samples(next(program.members[0].model.parameters()).dtype)

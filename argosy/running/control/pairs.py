@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -93,13 +92,13 @@ class _Bench:
             member, self._backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self._exact
         )
 
-    def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program[Any]], bool]:
+    def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program], bool]:
         """Return the programs that step both members, and whether it is a single one."""
         if admit(lives, self._block(next(self._epochs))).packs:
             return [Fused.of(lives)], True
         return [Solo(live) for live in lives], False
 
-    def _seconds(self, programs: Sequence[Program[Any]]) -> float:
+    def _seconds(self, programs: Sequence[Program]) -> float:
         """Return the seconds from the preparation of a block to the last step on it."""
         epoch = next(self._epochs)
         for program in programs:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -194,7 +193,7 @@ class FusedTrial:
     gradients: Mapping[str, Tensor]
 
 
-def _run(program: Program[Any], block: Block, *, train: bool) -> list[FusedTrial]:
+def _run(program: Program, block: Block, *, train: bool) -> list[FusedTrial]:
     """Step or evaluate copies on a block; returns them with the gradients of their last step, in the program's order."""
     if not train:
         with program.active(keep=True):
@@ -211,7 +210,7 @@ def _run(program: Program[Any], block: Block, *, train: bool) -> list[FusedTrial
     return [FusedTrial(live, own) for live, own in zip(program.members, gradients, strict=True)]
 
 
-def _gradients(program: Program[Any], row: int) -> Mapping[str, Tensor]:
+def _gradients(program: Program, row: int) -> Mapping[str, Tensor]:
     """Return copies of a member's gradients by weight, in the step begun."""
     if isinstance(program, ProgramOfSeveral):
         return {name: gradient.clone() for name, gradient in program.gradients(row).items()}

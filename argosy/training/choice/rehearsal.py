@@ -5,7 +5,6 @@ So such members have the same programs from their first step on, in a machine's 
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from argosy.stream.blocks import Block
 from argosy.training.choice.copies import fill_block, restart_cutters
@@ -27,7 +26,7 @@ SECONDS = 0.05
 """Measured time after which a candidate's cost is known; short, because time spent on copies is lost to training."""
 
 
-def make_program(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program[Any]:
+def make_program(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program:
     """Return the uncaptured program of several members, or of one."""
     if len(lives) == 1:
         return Solo(lives[0])
@@ -55,7 +54,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     copies = [live.trial() for live in lives]
     for copied in copies:
         copied.schedule = None  # one that steps with each batch may have fewer steps than are measured
-    programs: list[Program[Any]] = []
+    programs: list[Program] = []
     while True:
         wanted = group.next(count)
         if wanted != group.now:
@@ -76,7 +75,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
         group.note(watch.seconds, samples)
 
 
-def _run_round(program: Program[Any], block: Block) -> int:
+def _run_round(program: Program, block: Block) -> int:
     """Make the steps of one round on a block; returns their number of samples."""
     until = time.perf_counter() + ROUND_SECONDS
     with program.active():

@@ -15,7 +15,7 @@ steps, outside of `active`, each member can be saved exactly where it is.
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
@@ -46,11 +46,7 @@ class UnfitProgram(Exception):  # noqa: N818
     """Raised for a member that cannot be fused because of its own behaviour."""
 
 
-Cut = TypeVar("Cut")
-"""Input of one step: a batch, or one for each of the program's members."""
-
-
-class Program(Protocol[Cut]):
+class Program(Protocol):
     """Steps one or more members; owns none of their state, and keeps nothing beyond a save."""
 
     @property
@@ -63,10 +59,10 @@ class Program(Protocol[Cut]):
         `keep` is for validation: it disables gradients, and uses the validation's own random states, which the next block continues.
         """
 
-    def cut(self, block: Block) -> Iterator[Cut]:
-        """Yield the batches that a training block completes, after the last finished one."""
+    def cut(self, block: Block) -> Iterator[Any]:
+        """Yield the input of each step that a training block completes, after the last finished one: a batch, or one for each member."""
 
-    def begin(self, batch: Cut) -> None:
+    def begin(self, batch: Any) -> None:
         """Run the forward and backward pass, without waiting for another device."""
 
     def finish(self) -> int:

@@ -7,7 +7,6 @@ members are added or removed, or change programs, new instances replace the old 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
@@ -44,7 +43,7 @@ class Round:
 class ProgramInstance:
     """One program instance of a trainer."""
 
-    program: Program[Any]
+    program: Program
     assignment: tuple[AssignedMember, ...]
     """Members, in the given order."""
     fusion_group: FusionGroup | None = None

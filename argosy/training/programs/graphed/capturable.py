@@ -1,7 +1,6 @@
 """Decides which programs' steps can be captured as a whole, and prepares these programs."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -18,12 +17,12 @@ from argosy.training.programs.solo import Solo
 __all__ = ["as_whole", "why_not_captured"]
 
 
-def why_not_captured(program: Program[Any]) -> str | None:
+def why_not_captured(program: Program) -> str | None:
     """Return why the steps of a program cannot be captured; None if capturing may be tried."""
     return next(_obstacles(program), None)
 
 
-def _obstacles(program: Program[Any]) -> Iterator[str]:
+def _obstacles(program: Program) -> Iterator[str]:
     lives = program.members
     if not has_recorder(lives[0].backend):
         yield "its device cannot capture steps"
@@ -52,7 +51,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
         yield "its steps draw from numpy or random, on the host"
 
 
-def as_whole(program: Program[Any]) -> Whole:
+def as_whole(program: Program) -> Whole:
     """Prepare a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
     if isinstance(program, Grouped):
         program.gather_states()

@@ -44,7 +44,7 @@ almost zero, add random differences; a wrong replay is much farther off."""
 class Graphed:
     """A `argosy.training.programs.program.Program` that captures the steps of a `Solo`, `Fused` or `Grouped` program."""
 
-    def __init__(self, program: Program[Any], whole: Whole, recorder: Recorder) -> None:
+    def __init__(self, program: Program, whole: Whole, recorder: Recorder) -> None:
         self._program = program
         self._whole = whole
         self._recorder = recorder
@@ -66,7 +66,7 @@ class Graphed:
         """Whether the captured step draws random numbers."""
 
     @classmethod
-    def of(cls, program: Program[Any]) -> "Graphed":
+    def of(cls, program: Program) -> "Graphed":
         """Wrap a program that has no `why_not_captured`."""
         return cls(program, as_whole(program), make_recorder(program.members[0].backend))
 
@@ -250,7 +250,7 @@ class Graphed:
 
 
 def run_concurrently(
-    programs: Sequence[Program[Any]], follow: Callable[[], object] = lambda: None
+    programs: Sequence[Program], follow: Callable[[], object] = lambda: None
 ) -> contextlib.AbstractContextManager[None]:
     """Run the steps of these programs concurrently inside, if all are replayed and at most one `shares_draws`.
 
