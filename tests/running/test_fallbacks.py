@@ -51,7 +51,7 @@ def train(directory: Path, asked: argosy.Study, **settings: Any) -> argosy.Repor
 
 def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
     """Make programs cheaper if they step several members or are not plain."""
-    fusion_group.costs[fusion_group.now] = (1.0 if fusion_group.now.kind == "plain" else 0.1) / fusion_group.now.size
+    fusion_group.tries[fusion_group.now] = [(1.0 if fusion_group.now.kind == "plain" else 0.1) / fusion_group.now.size]
 
 
 BUGS = [f"{kind}('a bug')" for kind in ("AssertionError", "RuntimeError")]

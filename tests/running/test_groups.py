@@ -84,7 +84,7 @@ def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monk
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         """Make programs cheaper the more members they step."""
         if samples:
-            fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
+            fusion_group.tries[fusion_group.now] = [1.0 / fusion_group.now.size]
 
     def shares_of(name: str, asked: int) -> Mapping[int, float]:
         del asked

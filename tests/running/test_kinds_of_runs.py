@@ -26,9 +26,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make programs cheaper the more members they have, and captured programs cheaper still."""
 
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
-        fusion_group.costs[fusion_group.now] = {"plain": 1.0, "graphed": 0.1}[
-            fusion_group.now.kind
-        ] / fusion_group.now.size
+        costs = {"plain": 1.0, "graphed": 0.1}
+        fusion_group.tries[fusion_group.now] = [costs[fusion_group.now.kind] / fusion_group.now.size]
 
     monkeypatch.setattr(FusionGroup, "note", note)
 

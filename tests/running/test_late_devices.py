@@ -285,7 +285,7 @@ def test_a_late_label_in_one_program_ends_the_members_that_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
-        fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
+        fusion_group.tries[fusion_group.now] = [1.0 / fusion_group.now.size]
 
     monkeypatch.setattr(FusionGroup, "note", note)
     inputs, last = torch.randn(320, 12, generator=torch.Generator().manual_seed(0)), int(permutation(0, 0, 320)[-1])

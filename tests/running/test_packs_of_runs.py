@@ -38,7 +38,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         assert seconds > 0
         if samples:
-            fusion_group.costs[fusion_group.now] = of(fusion_group.now.size)
+            fusion_group.tries[fusion_group.now] = [of(fusion_group.now.size)]
             fusion_group.needs |= {} if need is None else {fusion_group.now: need}
 
     monkeypatch.setattr(FusionGroup, "note", note)

@@ -34,7 +34,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         if samples:
             faster = (fusion_group.now.size > 1) == together
-            fusion_group.costs[fusion_group.now] = 1.0 if faster else 9.0
+            fusion_group.tries[fusion_group.now] = [1.0 if faster else 9.0]
 
     monkeypatch.setattr(FusionGroup, "note", note)
 

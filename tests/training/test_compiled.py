@@ -127,9 +127,8 @@ def test_a_run_compiles_where_it_is_asked_to_and_goes_on_with_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
-        fusion_group.costs[fusion_group.now] = {"plain": 1.0, "graphed": 1.0, "compiled": 0.1}[
-            fusion_group.now.kind
-        ] / fusion_group.now.size
+        costs = {"plain": 1.0, "graphed": 1.0, "compiled": 0.1}
+        fusion_group.tries[fusion_group.now] = [costs[fusion_group.now.kind] / fusion_group.now.size]
 
     monkeypatch.setattr(FusionGroup, "note", note)
     train, val = packs.samples(train=320)

@@ -45,7 +45,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
 ) -> None:
     def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         if samples:
-            fusion_group.costs[fusion_group.now] = cost if fusion_group.now.size == 2 else 1.0
+            fusion_group.tries[fusion_group.now] = [cost if fusion_group.now.size == 2 else 1.0]
 
     monkeypatch.setattr(FusionGroup, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
@@ -75,7 +75,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
 ) -> None:
     """Whichever call notices a poisoned device, it ends the process, and does not rule out the program for good."""
-    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1.0))
+    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.tries.setdefault(group.now, [1.0]))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     instances, said = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
     guard = Guard(
@@ -128,7 +128,7 @@ def rounding(folder: Path, name: str, **rest: Any) -> AssignedMember:
 def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1 / group.now.size))
+    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.tries.setdefault(group.now, [1 / group.now.size]))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     scheduled: Any = {"schedule": partial(StepLR, step_size=1), "schedule_per": "step"}  # copies must not warn
     instances, said = [ProgramInstance.of([rounding(tmp_path, n, **scheduled)]) for n in "abc"], list[SectionReport]()

@@ -81,10 +81,8 @@ class FusionGroup:
     """Largest number of members of a program that memory is expected to hold; None if unknown."""
     reason: str = ""
     """Why a program has no more members."""
-    costs: dict[ProgramCandidate, float] = field(default_factory=dict)
-    """Seconds per member and sample, by candidate: the lowest of its tries."""
     tries: dict[ProgramCandidate, list[float]] = field(default_factory=dict)
-    """Costs of all tries, by candidate."""
+    """Seconds per member and sample in each try, by candidate."""
     needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes per member."""
     lengths: BatchLengths | None = None
@@ -99,6 +97,11 @@ class FusionGroup:
     """Number of members when a candidate was chosen; 0 while none is chosen."""
     _rounds: list[float] = field(default_factory=list)
     _seconds: float = 0.0
+
+    @property
+    def costs(self) -> Mapping[ProgramCandidate, float]:
+        """Seconds per member and sample, by candidate: the lowest of its tries."""
+        return {candidate: min(tries) for candidate, tries in self.tries.items()}
 
     def needs_choice(self, count: int) -> bool:
         """Return whether the choice must be made anew for `count` members."""
@@ -115,9 +118,7 @@ class FusionGroup:
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
         if timed and (self._seconds > self.try_seconds or len(timed) == MAX_ROUNDS):
-            tries = self.tries.setdefault(self.now, [])
-            tries.append(statistics.median(timed))
-            self.costs[self.now] = min(tries)
+            self.tries.setdefault(self.now, []).append(statistics.median(timed))
             self.forget_rounds()
 
     def estimate_fit(self, count: int, room: int | None) -> None:
@@ -185,17 +186,17 @@ class FusionGroup:
 
     def cost(self, candidate: ProgramCandidate) -> float:
         """Return the seconds per member and sample in programs of about that size; infinite if unknown."""
-        near = self._near(candidate)
-        return math.inf if near is None else self.costs[near]
+        return min(self._tries_near(candidate), default=math.inf)
 
-    def _near(self, wanted: ProgramCandidate) -> ProgramCandidate | None:
-        """Return the nearest measured candidate that applies to `wanted`."""
+    def _tries_near(self, wanted: ProgramCandidate) -> Sequence[float]:
+        """Return the tries of the nearest measured candidate that applies to `wanted`; none if it is unknown."""
 
         def says(known: ProgramCandidate) -> bool:
             both_several = 1 < known.size < 2 * wanted.size and 1 < wanted.size < 2 * known.size
             return known.kind == wanted.kind and (known.size == wanted.size or both_several)
 
-        return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
+        near = min(filter(says, self.tries), key=lambda known: abs(known.size - wanted.size), default=None)
+        return () if near is None else self.tries[near]
 
     def _chosen(self, count: int) -> ProgramCandidate | None:
         """Return the choice of earlier runs for about `count` members; None unless they had more than half and less than twice as many."""
@@ -227,20 +228,17 @@ class FusionGroup:
         candidates, present = self._candidates(largest), self._present(largest)
         if len(candidates) == 1:
             return ()
-        known = {candidate: near for candidate in candidates if (near := self._near(candidate)) is not None}
-        present_first = sorted(candidates, key=lambda candidate: candidate != present)
-        if len(known) < len(candidates):
-            return [candidate for candidate in present_first if candidate not in known]
-        within = TRY_ONCE_FACTOR * min(self.costs[near] for near in known.values())
-        rivals = [candidate for candidate in candidates if self.costs[known[candidate]] < within]
-        if len(rivals) == 1:
-            return ()
-        in_order = present_first if self._rounds else [*filter(present.__ne__, candidates), present]
-        return [one for one in in_order if one in rivals and not self._confirmed(known[one])]
+        present_first = sorted(candidates, key=present.__ne__)
+        if unknown := [candidate for candidate in present_first if not self._tries_near(candidate)]:
+            return unknown
+        within = TRY_ONCE_FACTOR * min(map(self.cost, candidates))
+        in_order = present_first if self._rounds else sorted(candidates, key=present.__eq__)
+        rivals = [candidate for candidate in in_order if self.cost(candidate) < within]
+        return [one for one in rivals if not self._confirmed(one)] if len(rivals) > 1 else ()
 
-    def _confirmed(self, known: ProgramCandidate) -> bool:
+    def _confirmed(self, candidate: ProgramCandidate) -> bool:
         """Return whether the candidate's cost needs no further try."""
-        least, *others = sorted(self.tries[known])
+        least, *others = sorted(self._tries_near(candidate))
         return len(others) + 1 == MAX_TRIES or any(cost <= (1 + CONFIRMING_SHARE) * least for cost in others)
 
     def _largest(self, count: int) -> int:
