@@ -265,9 +265,8 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         yield f"as one program, different buffers are filled: {', '.join(sorted(filled_now))}"
         return
     values: list[tuple[str, Tensor, Tensor]] = []
-    wide = partial(
-        torch.tensor, dtype=torch.float64
-    )  # as float32 most sums that differ in a sample's last bit are equal
+    # As float32, most sums that differ in a sample's last bit are equal.
+    wide = partial(torch.tensor, dtype=torch.float64)
     if not share:
         weights = dict(theirs.model.named_parameters())
         values += [(f"the weight {n!r}", w.detach(), weights[n]) for n, w in mine.model.named_parameters()]

@@ -60,9 +60,8 @@ class Cutting:
                 position=position,
                 carried=carried,
             )
-        alike = (
-            selection.multiplicity is None
-        )  # members that see the same samples share the windows, which hold 64 batches each
+        # Members that see the same samples share the windows, which hold 64 batches each.
+        alike = selection.multiplicity is None
         return ByLengthCutter(
             selection=selection,
             order=order,

@@ -360,17 +360,12 @@ class ProgramOfSeveral(ABC):
         if len(rows) == len(losses) and self._validated.add(several, batches, losses, output):
             return
         self._validated.record()
-        for row in rows:
-            own = None if output is None else map_leaves(itemgetter(row), output)
-            self._add(row, not_none(lockstep[row]), losses[row], own, into[row])
-
-    def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
-        """Add a batch to a member's validation."""
-        live, target = self.members[row], batch.data[1] if output is not None else None
-        # Without metrics, none of the member's own code runs, so nothing can be drawn.
-        drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
-        with self._own(row), drawing:
-            into.add(batch.rows, batch.digest, losses, output, target)
+        for row, batch in zip(rows, batches, strict=True):
+            own, target = (None, None) if output is None else (map_leaves(itemgetter(row), output), batch.data[1])
+            # Without metrics, none of the member's own code runs, so nothing can be drawn.
+            drawing = self._states[row].active() if self.members[row].member.metrics else contextlib.nullcontext()
+            with self._own(row), drawing:
+                into[row].add(batch.rows, batch.digest, losses[row], own, target)
 
     def _own(self, row: int) -> contextlib.AbstractContextManager[None]:
         """Record an error raised inside as this member's fault."""
