@@ -74,15 +74,12 @@ class Layers:
 
 def modules_in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls, in order."""
-    if isinstance(module, nn.Sequential) and _calls_in_order(module):
+    in_order = type(module).forward is nn.Sequential.forward and not _overrides_forward(module)
+    if isinstance(module, nn.Sequential) and in_order:
         for part in module:
             yield from modules_in_order(part)
     else:
         yield module
-
-
-def _calls_in_order(module: nn.Sequential) -> bool:
-    return type(module).forward is nn.Sequential.forward and not _overrides_forward(module)
 
 
 def _known(module: nn.Module) -> bool:

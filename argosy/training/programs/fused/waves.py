@@ -6,6 +6,7 @@ product. Gradients are written where optimizers find them. All last layers are o
 Each member gets the bits that it has alone, if torch's kernels for several matrices round like those for one (`vmap_overrides`).
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -284,32 +285,27 @@ class WavePass:
         for wave in reversed(self._waves):
             in_branches([partial(product.backward, samples) for product in wave])
 
-    def _next(self, member: int, number: int) -> tuple[Product, int]:
-        """Return the product and row of the layer after this one."""
-        return self._rows[member, number + 1]
-
     def _next_mask(self, member: int, number: int) -> Tensor:
-        product, row = self._next(member, number)
+        product, row = self._rows[member, number + 1]
         assert product.masks is not None
         return product.masks[row]
 
     def _stretches(self, product: Product) -> Iterator[Stretch]:
-        """Yield the stretches of a product; last layers have none."""
-        stretches: list[tuple[tuple[Any, ...], int, int]] = []
-        for row, (member, number) in enumerate(product.group.places):
-            layer = self._layers[member][number]
-            if number == len(self._layers[member]) - 1:
-                return
-            after, next_row = self._next(member, number)
-            same = str(layer.activation), id(after), next_row - row
-            if stretches and stretches[-1][0] == same:
-                stretches[-1] = same, stretches[-1][1], row + 1
-            else:
-                stretches.append((same, row, row + 1))
-        for _, start, stop in stretches:
-            member, number = product.group.places[start]
-            layer, (after, next_row) = self._layers[member][number], self._next(member, number)
-            mine, theirs = slice(start, stop), slice(next_row, next_row + stop - start)
+        """Yield the stretches of a product; last layers, which are a wave of their own, have none."""
+        places = product.group.places
+        if places[0][1] == len(self._layers[places[0][0]]) - 1:
+            return
+
+        def key(row: int) -> tuple[Any, ...]:
+            member, number = places[row]
+            after, next_row = self._rows[member, number + 1]
+            return str(self._layers[member][number].activation), id(after), next_row - row
+
+        for _, rows in itertools.groupby(range(len(places)), key):
+            start, *others = rows
+            member, number = places[start]
+            layer, (after, next_row) = self._layers[member][number], self._rows[member, number + 1]
+            mine, theirs = (slice(first, first + 1 + len(others)) for first in (start, next_row))
             yield Stretch(
                 function=FUNCTIONS[type(layer.activation)](layer.activation),
                 outputs=product.outputs[mine],
