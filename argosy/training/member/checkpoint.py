@@ -143,7 +143,7 @@ def check_file(path: Path, sha256: str | None = None) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 does not match the journal. {ADVICE}")
 
 
-def to_plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
+def to_plain(value: Any, *, host: bool = False) -> Any:
     """Return the value with NumPy types converted; raises CheckpointError for objects that could not be reloaded.
 
     Host tensors keep their memory, except that views are cloned, because a view would be saved with its whole storage. Tensors on
@@ -151,7 +151,7 @@ def to_plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
     with this device, and cloning the views there would need scarce device memory. Tensors that share memory, such as tied weights and
     equal views, stay shared and are saved once.
     """
-    return _PlainConverter(host).plain(value, (None, where))
+    return _PlainConverter(host).plain(value, (None, "state"))
 
 
 @contextlib.contextmanager
@@ -221,10 +221,9 @@ class _PlainConverter:
         return empty.set_(self.storages[address], value.storage_offset(), value.shape, value.stride())
 
 
-def _format_where(where: tuple[Any, Any] | None) -> str:
-    if where is None or where[0] is None:
-        return "" if where is None else str(where[1])
-    return f"{_format_where(where[0])}[{where[1]!r}]"
+def _format_where(where: tuple[Any, Any]) -> str:
+    container, key = where
+    return str(key) if container is None else f"{_format_where(container)}[{key!r}]"
 
 
 def link(place: Path, file: str) -> None:
