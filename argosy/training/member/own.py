@@ -229,15 +229,10 @@ def build_own_optimizers(member: Member, model: nn.Module, mode: Mode) -> tuple[
     """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
     by_name = member.optimizers(model)
-    if (
-        not isinstance(by_name, Mapping)
-        or not by_name
-        or not all(isinstance(one, Optimizer) for one in by_name.values())
-    ):
-        classes = sorted({type(one).__name__ for one in by_name.values()}) if isinstance(by_name, Mapping) else []
-        described = (
-            f"a dict of {', '.join(classes) or 'nothing'}" if isinstance(by_name, Mapping) else type(by_name).__name__
-        )
+    is_dict = isinstance(by_name, Mapping)
+    if not (is_dict and by_name and all(isinstance(one, Optimizer) for one in by_name.values())):
+        classes = sorted({type(one).__name__ for one in by_name.values()}) if is_dict else []
+        described = f"a dict of {', '.join(classes) or 'nothing'}" if is_dict else type(by_name).__name__
         raise StudyError(
             f"member {member.name!r}: its optimizers factory returned {described}; it must return a dict of named "
             "torch.optim optimizers, for example {'generator': Adam(model.generator.parameters())}."

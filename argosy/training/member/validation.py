@@ -121,13 +121,8 @@ class Validation:
     def check(self, rows: int, output: Any, target: Any) -> None:
         """Raise StudyError for a metric that, because of shapes, compares outputs with targets of other samples in the first batch."""
         for name, metric in self.member.metrics.items():
-            arguments = (
-                self.member,
-                f"metric {name!r}",
-                partial(self._batch_value, name, metric),
-                (output, target),
-                rows,
-            )
+            value = partial(self._batch_value, name, metric)
+            arguments = self.member, f"metric {name!r}", value, (output, target), rows
             check_pairs(*arguments)
             if name in self._per_sample:
                 check_halves(*arguments)
