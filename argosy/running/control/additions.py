@@ -36,7 +36,6 @@ class Additions:
         self._copies: dict[str, StudyCopy] = {}
         """Study files that have not been read yet."""
         self._rehearsal: Rehearsal | None = None
-        self._rehearsed: dict[str, RehearsalResult] = {}
 
     @property
     def pending(self) -> bool:
@@ -49,25 +48,24 @@ class Additions:
 
     def poll(self) -> None:
         """Advance pending additions without waiting."""
-        if self._rehearsal is None:
-            self._rehearse({file: copy for file, copy in self._copies.items() if file not in self._rehearsed})
-        results = self._rehearsal.results() if self._rehearsal is not None else None
-        if results is not None:
-            self._rehearsal = None
-            self._rehearsed |= results
-        for file in list(self._rehearsed):
-            self._take_up(file, self._rehearsed.pop(file))
+        for file, rehearsed in self._rehearse().items():
+            self._take_up(file, rehearsed)
 
-    def _rehearse(self, copies: Mapping[str, StudyCopy]) -> None:
-        if not copies:
-            return
-        try:
-            self._rehearsal = Rehearsal.start(copies)
-        except OSError as error:
-            refused = RehearsalResult(
-                problem=f"no process could be started to read it ({error}). Add it again when the machine has room for one."
-            )
-            self._rehearsed |= dict.fromkeys(copies, refused)
+    def _rehearse(self) -> Mapping[str, RehearsalResult]:
+        """Return the files that have been read since the last call, by command; begin to read those accepted meanwhile."""
+        if self._rehearsal is None and self._copies:
+            try:
+                self._rehearsal = Rehearsal.start(self._copies)
+            except OSError as error:
+                refused = RehearsalResult(
+                    problem=f"no process could be started to read it ({error}). Add it again when the machine has room for one."
+                )
+                return dict.fromkeys(self._copies, refused)
+        results = None if self._rehearsal is None else self._rehearsal.results()
+        if results is None:
+            return {}
+        self._rehearsal = None
+        return results
 
     def _take_up(self, file: str, rehearsed: RehearsalResult) -> None:
         """Let the members of a file be measured, or refuse it."""
