@@ -12,8 +12,8 @@ from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import Measured
 from argosy.results.fold import RunState
+from argosy.running.control.cost_table import CostTable
 from argosy.running.control.costs import ASSUMED_LINK, Link, ObservedRates, even_out, profile_of
-from argosy.running.control.measuring import CostTable
 from argosy.training.programs.shard.parallel import LONG_BYTES
 
 MEASURED = Measured(

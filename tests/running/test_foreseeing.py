@@ -13,7 +13,7 @@ import argosy
 from argosy.cluster import Cluster
 from argosy.planning import MOVING_BY_FILES, POLICIES, Situation
 from argosy.plans import Plan
-from argosy.running.control.launching import Planner
+from argosy.running.control.planner import Planner
 from argosy.running.launch.inline import Inline, InlineWorkers
 from argosy.running.launch.limits import usable_cores
 
@@ -21,7 +21,7 @@ from argosy.running.launch.limits import usable_cores
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
 def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds: float, policy: str) -> None:
     # Together: 4 epochs of 20 s and 4 of 10 s. Apart: 80 s, or more if preparing each stream takes a core from training.
-    launching = Planner(
+    planner = Planner(
         cluster=Cluster.parse("1x2x80GB", kind="cpu", cores=2),
         policy_name="balanced",
         policy=POLICIES["balanced"],
@@ -29,19 +29,19 @@ def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds:
         samples_per_epoch=1000,
     )
     members = [profile("slow", 50.0), profile("fast", 100.0)]
-    devices = launching.cluster.devices
+    devices = planner.cluster.devices
     situation = Situation(
         waiting=tuple(members),
         free=devices,
         devices=devices,
         epochs_left={"slow": 4, "fast": 8},
         samples_per_epoch=1000,
-        preparation_samples_per_second=launching.preparation_rate,
+        preparation_samples_per_second=planner.preparation_rate,
         moving=MOVING_BY_FILES,
     )
-    launching.switch_policy(situation)
-    assert launching.policy_name == policy and launching.policy is POLICIES[policy]
-    assert launching.launch(replace(situation, epochs_left={})).policy == policy
+    planner.switch_policy(situation)
+    assert planner.policy_name == policy and planner.policy is POLICIES[policy]
+    assert planner.launch(replace(situation, epochs_left={})).policy == policy
 
 
 @pytest.mark.parametrize(("patience", "foreseen"), [(None, [{"a": 2, "b": 2}]), (1, [])])
@@ -73,9 +73,9 @@ def test_a_plan_knows_whether_a_run_would_split(
 ) -> None:
     seen: list[bool] = []
 
-    def launch(launching: Planner, situation: Situation, *rest: object) -> Plan:
+    def launch(planner: Planner, situation: Situation, *rest: object) -> Plan:
         seen.extend(profile.splittable for profile in situation.waiting)
-        return launched(launching, situation, *rest)
+        return launched(planner, situation, *rest)
 
     launched = Planner.launch
     monkeypatch.setattr(Planner, "launch", launch)

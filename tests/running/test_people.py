@@ -16,7 +16,7 @@ import argosy
 from argosy.errors import MemberError, MemberFailed
 from argosy.protocol.events import SectionEnded
 from argosy.running.control import driver
-from argosy.running.control.measuring import CostTable
+from argosy.running.control.cost_table import CostTable
 from argosy.running.directory.audit import audit
 from argosy.running.directory.records import Metrics
 from argosy.running.directory.study_json import write_json

@@ -7,7 +7,7 @@ import pytest
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.protocol.trainer import SumsTimed
-from argosy.running.control.measuring import AllReduceTiming, CostTable
+from argosy.running.control.cost_table import AllReduceTiming, CostTable
 from argosy.settings import Settings
 
 

@@ -21,7 +21,7 @@ from argosy import EnsemblePlateau, MaxEpochs
 from argosy.ensembling.select import negative_log_likelihood
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, Saved
-from argosy.running.control.steering import APART, EnsembleJudge, EnsembleState, extrapolate_loss, select_ensemble
+from argosy.running.control.ensemble_judge import APART, EnsembleJudge, EnsembleState, extrapolate_loss, select_ensemble
 from argosy.running.directory.answer_file import AnswerFile, parse_answers
 from argosy.running.directory.journal import read_journal
 from argosy.stream.order import permutation

@@ -52,10 +52,10 @@ from argosy.running.control.additions import Additions
 from argosy.running.control.barriers import Barriers
 from argosy.running.control.carry_out import ActingPart, CarryOut
 from argosy.running.control.choices import warn_of_other_bits
+from argosy.running.control.cost_table import CostTable
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.measuring import CostTable
 from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
@@ -348,16 +348,16 @@ class Driver(ActingPart):
 
     def _begin(self, opened: Opened) -> None:
         """Begin the run in its directory once the first feeder has opened the data."""
-        run, launching = self.run, self.run.planner
+        run, planner = self.run, self.planner
         run.lengths = opened.lengths
         for doubt in (*opened.doubts, *sharing_warnings(run.study.members)[:1]):
             warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
-        launching.preparation_seconds = opened.seconds_per_sample
-        launching.samples_per_epoch = run.cost_table.samples_per_epoch = opened.lengths["train"]
-        launching.opening_seconds = opened.opening_seconds
+        planner.preparation_seconds = opened.seconds_per_sample
+        planner.samples_per_epoch = run.cost_table.samples_per_epoch = opened.lengths["train"]
+        planner.opening_seconds = opened.opening_seconds
         run.identity.check(run.study, **run.study_properties())
-        costs = launching.preparation_rate, launching.opening_seconds
+        costs = planner.preparation_rate, planner.opening_seconds
         started = make_run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
         retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
         data = DataOpened(keeping=opened.keeping, shards=opened.shards)
@@ -396,8 +396,8 @@ def drive(
     anew: BeganAnew | None = None,
 ) -> Study:
     """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`. Returns it with added members."""
-    measuring = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
-    run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
+    costs = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
+    run = Run(job, cluster, workers, journal, state, view, costs, judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)
     with contextlib.closing(run), pausing_on_signal(driver.requests.request_pause):
         status, reason = "failed", ""

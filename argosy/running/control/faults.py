@@ -197,21 +197,21 @@ class Faults(ActingPart):
 
     def _choose_way(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> RecoveryWay:
         """Choose how lost members continue, by the planner's own figures, and journal it."""
-        run, launching, positions = self.run, self.run.planner, self.run.positions
+        per_epoch, lengths = self.run.per_epoch, self.run.lengths
         profiles = self.decisions.profiles(lost)
-        plan = launching.launch(self.decisions.situation(profiles, {}))
+        plan = self.planner.launch(self.decisions.situation(profiles, {}))
         beside = [other.flotilla.keeping(other.members) for other in self.legs.live if other.members]
         assignments = [self.decisions.profiles(assignment.members) for assignment in leg.assignments.values()]
-        ends = [positions.end_section(name) for name in lost]
+        ends = [self.positions.end_section(name) for name in lost]
         # Members without a limit are taken to train to the end of the next epoch.
-        beyond = (leg.section // run.per_epoch + 2) * run.per_epoch
+        beyond = (leg.section // per_epoch + 2) * per_epoch
         now = time.monotonic()
         loss = Loss(
             repeated_seconds=now - self.saved_at.get(trainer, now),
-            restart_seconds=launching.restart_seconds([*assignments, profiles]),
-            to_meeting=positions.samples_until(leg.section + 1, lost, run.lengths),
-            to_end=positions.samples_until(max(beyond if end is None else end for end in ends), lost, run.lengths),
-            sample_seconds=launching.sample_seconds(
+            restart_seconds=self.planner.restart_seconds([*assignments, profiles]),
+            to_meeting=self.positions.samples_until(leg.section + 1, lost, lengths),
+            to_end=self.positions.samples_until(max(beyond if end is None else end for end in ends), lost, lengths),
+            sample_seconds=self.planner.sample_seconds(
                 [flotilla.samples_per_second for flotilla in (*beside, *plan.flotillas)]
             ),
         )

@@ -12,8 +12,8 @@ from argosy.planning.memory import check_memory_fit
 from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import ActingPart, CarryOut
+from argosy.running.control.cost_table import AllReduceTiming
 from argosy.running.control.leg_starts import LegStarts
-from argosy.running.control.measuring import AllReduceTiming
 from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import Run

@@ -7,9 +7,9 @@ from argosy.errors import PlanError
 from argosy.errors.wording import last_line
 from argosy.plans import Plan
 from argosy.results.fold import RunState
+from argosy.running.control.cost_table import CostTable
 from argosy.running.control.costs import ASSUMED_LINK, Costs
 from argosy.running.control.driver import Driver
-from argosy.running.control.measuring import CostTable
 from argosy.running.control.run import Run
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
@@ -26,10 +26,10 @@ def measure(
     Raises PlanError if a member fails, because a plan of the others would look like a plan of the study.
     """
     kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
-    measuring = CostTable(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
-    run = _measured(job, cluster, workers, journal, measuring).run
+    cost_table = CostTable(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
+    run = _measured(job, cluster, workers, journal, cost_table).run
     return Costs(
-        profiles=tuple(measuring.profiles(run.members.waiting, run.study)),
+        profiles=tuple(cost_table.profiles(run.members.waiting, run.study)),
         lengths=dict(run.lengths),
         preparation_seconds_per_sample=run.data.seconds_per_sample if run.data else 0.0,
     )
@@ -37,13 +37,13 @@ def measure(
 
 def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
     """Measure, and return the plan with which a run of the job would start; raises PlanError like `measure`."""
-    measuring = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
-    return _measured(job, cluster, workers, journal, measuring).starts.plan()
+    cost_table = CostTable.of(job.settings, cluster, side_by_side=workers.side_by_side)
+    return _measured(job, cluster, workers, journal, cost_table).starts.plan()
 
 
-def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: CostTable) -> Driver:
+def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, cost_table: CostTable) -> Driver:
     """Return a driver that has measured all members of a job and started none."""
-    run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring))
+    run = Run(job, cluster, workers, journal, RunState(), Silent(), cost_table)
     driver = Driver(run, only_measure=True)
     with contextlib.closing(run), workers:
         try:

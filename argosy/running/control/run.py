@@ -13,13 +13,13 @@ from argosy.planning.policy import NamedPolicy
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.choices import Choices
+from argosy.running.control.cost_table import CostTable
 from argosy.running.control.costs import work_digest
-from argosy.running.control.launching import Planner
+from argosy.running.control.ensemble_judge import EnsembleJudge
 from argosy.running.control.legs import Legs
-from argosy.running.control.measuring import CostTable
 from argosy.running.control.members import Members
+from argosy.running.control.planner import Planner
 from argosy.running.control.positions import Positions
-from argosy.running.control.steering import EnsembleJudge
 from argosy.running.control.tolerance import Tolerance
 from argosy.running.control.verdicts import Bringer, Judge, StoppingRules
 from argosy.running.control.worker_pool import WorkerPool
@@ -46,7 +46,7 @@ class Run:
         journal: Journal,
         state: RunState,
         view: View,
-        measuring: CostTable,
+        cost_table: CostTable,
         *,
         judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
@@ -87,7 +87,7 @@ class Run:
         self.members: Members = Members(self.positions)
         self.legs: Legs = Legs()
         self.pool: WorkerPool = WorkerPool(workers, cluster, state.shards)
-        self.cost_table = measuring
+        self.cost_table = cost_table
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         self.planner: Planner = Planner.of(cluster, self.settings, self.choices.wrap_policy, packs)
         self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
