@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.nn.modules.loss import _Loss
@@ -39,8 +39,7 @@ class CostTable:
     """Cost of an all-reduce between devices; without it no member is split."""
     unsplit: str = ""
     """Why no member is split, although there are several devices."""
-    exact: InitVar[bool] = False
-    observed: ObservedRates = field(init=False)
+    observed: ObservedRates = field(default_factory=ObservedRates)
     samples_per_epoch: int | None = field(default=None, init=False)
     """Samples per stream epoch; None until the data are open."""
     measured: dict[str, Measured] = field(default_factory=dict, init=False)
@@ -64,9 +63,6 @@ class CostTable:
     _rates: dict[object, float] = field(default_factory=dict, init=False)
     """Rates that plans use instead of the measured ones, by kind of work."""
 
-    def __post_init__(self, exact: bool) -> None:
-        self.observed = ObservedRates(exact=exact)
-
     @classmethod
     def of(cls, settings: Settings, cluster: Cluster, *, side_by_side: bool) -> "CostTable":
         """Return what a run measures of its members: shards too, if there are devices to split them over."""
@@ -76,7 +72,8 @@ class CostTable:
         elif devices > 1 and not side_by_side:
             unsplit = "this launcher steps its devices one after another"
         groups = 1 if unsplit else min(devices, MOST_RANKS)
-        return cls(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, exact=exact)
+        observed = ObservedRates(exact=exact)
+        return cls(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, observed=observed)
 
     @property
     def shapes(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from argosy.errors.wording import last_line
 from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.control.cost_table import CostTable
-from argosy.running.control.costs import ASSUMED_LINK, Costs
+from argosy.running.control.costs import ASSUMED_LINK, Costs, ObservedRates
 from argosy.running.control.driver import Driver
 from argosy.running.control.run import Run
 from argosy.running.directory.journal import Journal
@@ -25,8 +25,8 @@ def measure(
 
     Raises PlanError if a member fails, because a plan of the others would look like a plan of the study.
     """
-    kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
-    cost_table = CostTable(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
+    kind, observed = cluster.devices[0].kind, ObservedRates(exact=job.settings.numerics == "exact")
+    cost_table = CostTable(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, observed=observed)
     run = _measured(job, cluster, workers, journal, cost_table).run
     return Costs(
         profiles=tuple(cost_table.profiles(run.members.waiting, run.study)),
