@@ -473,8 +473,7 @@ class CarryOut(DriverPart):
 
     def end_rejoining(self, leg: LiveLeg) -> None:
         """Note that no member will rejoin this leg any more."""
-        rejoining = self.members.rejoining.items()
-        self.members.end_recovery([name for name, number in rejoining if number == leg.number])
+        self.members.end_recovery(self.members.rejoining(leg.number))
 
 
 class ActingPart(DriverPart):

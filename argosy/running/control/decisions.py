@@ -67,35 +67,31 @@ class Decisions(DriverPart):
 
     def leg_to_rejoin(self, leg: LiveLeg) -> LiveLeg | None:
         """Return the leg that members of this one will rejoin at a barrier."""
-        rejoining = self.members.rejoining
-        numbers = {rejoining[name] for name in leg.members if name in rejoining} if rejoining else set[int]()
-        return next((other for other in self.legs.live if other.number in numbers), None)
+        rejoined = (other for other in self.legs.live if any(map(leg.devices_of, self.members.rejoining(other.number))))
+        return next(rejoined, None)
 
     def will_be_rejoined(self, leg: LiveLeg) -> bool:
         """Return whether members will rejoin this leg, at this barrier or the next."""
-        return leg.number in self.members.rejoining.values()
+        return bool(self.members.rejoining(leg.number))
 
     def has_members_on_way(self, leg: LiveLeg) -> bool:
         """Return whether members are still on the way to the barrier of a leg."""
-        return any(
-            number == leg.number and not self._has_arrived(name, leg) for name, number in self.members.rejoining.items()
-        )
+        return not all(self._has_arrived(name, leg) for name in self.members.rejoining(leg.number))
 
     def can_all_rejoin(self, leg: LiveLeg) -> bool:
         """Return whether all members that will rejoin a leg can do so at its barrier; if not, all of them do at a later one.
 
         A member may need a batch that was begun before this barrier.
         """
-        rejoining = self.members.rejoining.items()
-        return all(self.can_join(name, leg) for name, number in rejoining if number == leg.number)
+        return all(self.can_join(name, leg) for name in self.members.rejoining(leg.number))
 
     def waiting_for_barrier(self) -> set[str]:
         """Return waiting members that continue at or after a barrier that lies ahead, or once its place is known."""
-        legs = {leg.number: leg for leg in self.legs.live}
         return {
             name
-            for name, number in self.members.rejoining.items()
-            if number in legs and (legs[number].holding_feeders or self._has_arrived(name, legs[number]))
+            for leg in self.legs.live
+            for name in self.members.rejoining(leg.number)
+            if leg.holding_feeders or self._has_arrived(name, leg)
         }
 
     def _has_arrived(self, name: str, leg: LiveLeg) -> bool:

@@ -5,10 +5,9 @@ Contract. No other object knows the state of a member; only the assignments of l
 continues; transitions that determine this call it.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 from argosy.running.control.positions import Positions
 from argosy.running.control.verdicts import Verdict
@@ -180,10 +179,9 @@ class Members:
         """Return whether the user has asked a member to stop."""
         return name in self._told_to_stop
 
-    @property
-    def rejoining(self) -> Mapping[str, int]:
-        """Members that will rejoin a leg, with the number of that leg."""
-        return MappingProxyType(self._meets)
+    def rejoining(self, leg: int) -> list[str]:
+        """Return the members that will rejoin the leg with this number."""
+        return [name for name, number in self._meets.items() if number == leg]
 
     # ---- members that join
 
