@@ -181,18 +181,13 @@ class LiveLeg:
         assignment = self.assignments.setdefault(device, Assignment(number=number, members=[], section=self.until))
         assignment.number, assignment.section = number, self.until
         for name in change.leave:
-            if name in assignment.members:
-                self._leaves(device, name)
+            self.carriers[name].remove(device)
+            if not self.carriers[name]:
+                del self.carriers[name]
         for name in change.start:
             self.carriers.setdefault(name, set()).add(device)
         leave = set(change.leave)
         assignment.members = [*(name for name in assignment.members if name not in leave), *change.start]
-
-    def _leaves(self, device: str, member: str) -> None:
-        """Take a member off one of its devices."""
-        self.carriers[member].discard(device)
-        if not self.carriers[member]:
-            del self.carriers[member]
 
     def hold(self) -> list[str]:
         """Bring the leg to a barrier soon; return the feeders that have to be asked where they stop."""
