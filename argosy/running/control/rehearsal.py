@@ -57,9 +57,9 @@ class Rehearsal:
 
     def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes], files: tuple[str, ...]) -> None:
         self._process = process
-        self._said = output
+        self._output = output
         self._files = files
-        self._told = 0
+        self._seen = 0
         self._since = time.monotonic()
 
     @classmethod
@@ -83,11 +83,11 @@ class Rehearsal:
         """Return the results once the process has ended, of all files or of those up to the one that ended it; None before."""
         over = self._process.poll() is not None
         # The process shares the file position.
-        lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
-        lines = [line for line in lines if line.endswith(b"\n")]  # without one that is being written
+        content = os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0)
+        *lines, _ = content.split(b"\n")  # without one that is being written
         over = over or len(lines) == len(self._files)  # What it does after its last result does not matter.
-        if len(lines) > self._told:
-            self._told, self._since = len(lines), time.monotonic()
+        if len(lines) > self._seen:
+            self._seen, self._since = len(lines), time.monotonic()
         late = time.monotonic() - self._since > LIMIT_SECONDS
         if not over and not late:
             return None
@@ -106,7 +106,7 @@ class Rehearsal:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._said.close()
+        self._output.close()
 
 
 def main(parameters: Mapping[str, Any]) -> None:
@@ -114,11 +114,11 @@ def main(parameters: Mapping[str, Any]) -> None:
     die_with_parent(parameters["driver"])
     name_process("rehearse")
     # Output of the files is discarded.
-    words = os.dup(1)
+    results = os.dup(1)
     os.dup2(2, 1)
     for file in parameters["files"]:
         result = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
-        os.write(words, json.dumps(asdict(result)).encode() + b"\n")
+        os.write(results, json.dumps(asdict(result)).encode() + b"\n")
 
 
 def _read(copy: StudyCopy) -> RehearsalResult:
