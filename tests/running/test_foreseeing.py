@@ -26,7 +26,6 @@ def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds:
         policy_name="balanced",
         policy=POLICIES["balanced"],
         preparation_seconds=preparation_seconds,
-        samples_per_epoch=1000,
     )
     members = [profile("slow", 50.0), profile("fast", 100.0)]
     devices = planner.cluster.devices

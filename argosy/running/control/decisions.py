@@ -195,7 +195,7 @@ class Decisions(DriverPart):
             epochs_done=done,
             epochs_left={name: left for name, left in ends.items() if left is not None},
             epochs_certain={name: sections // per_epoch for name, sections in free.items()},
-            samples_per_epoch=self.planner.samples_per_epoch,
+            samples_per_epoch=self.run.lengths["train"],
             homes={name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members},
             preparation_samples_per_second=self.planner.preparation_rate,
             moving=MOVING_BY_FILES,

@@ -354,7 +354,7 @@ class Driver(ActingPart):
             warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
         planner.preparation_seconds = opened.seconds_per_sample
-        planner.samples_per_epoch = run.cost_table.samples_per_epoch = opened.lengths["train"]
+        run.cost_table.samples_per_epoch = opened.lengths["train"]
         planner.opening_seconds = opened.opening_seconds
         run.identity.check(run.study, **run.study_properties())
         costs = planner.preparation_rate, planner.opening_seconds

@@ -30,7 +30,6 @@ class Planner:
     """The policy that plans."""
     preparation_seconds: float = 0.0
     """Seconds that one core needs for one sample."""
-    samples_per_epoch: int = 1
     opening_seconds: float = 0.0
     """Seconds that each feeder needs to open the data."""
     wrap_policy: Callable[[Policy], Policy] = lambda policy: policy
