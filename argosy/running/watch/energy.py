@@ -1,5 +1,6 @@
 """Energy used by the machine during a run, from the counters of RAPL (CPU packages) and NVML (NVIDIA GPUs)."""
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ class Counter:
     """A counter of joules."""
 
     read: Callable[[], float]
-    """Return joules; raises OSError if the counter cannot be read any more."""
+    """Return joules; raises OSError or ValueError while the counter cannot be read."""
     wraps_at: float | None
     """Joules at which the counter wraps to 0; None if it never does."""
 
@@ -34,14 +35,14 @@ class Meter:
 
     @classmethod
     def here(cls, *, gpus: bool, powercap: Path = POWERCAP) -> "Meter":
-        """Return a meter of this machine's readable counters."""
+        """Return a meter of this machine's counters."""
         meter = cls({**_rapl(powercap), **(_nvml() if gpus else {})})
         meter.poll()
         return meter
 
     @property
     def joules(self) -> dict[str, float]:
-        """Joules so far, by counter."""
+        """Joules so far, by counter that could be read."""
         return {name: round(joules, 1) for name, joules in self._joules.items()}
 
     def poll(self) -> None:
@@ -49,8 +50,8 @@ class Meter:
         for name, counter in self.counters.items():
             try:
                 now = counter.read()
-            except OSError:
-                continue
+            except (OSError, ValueError):
+                continue  # on most systems, only root may read RAPL; GPUs older than Volta have no counter
             gone = now - self._before.get(name, now)
             if gone < 0:
                 gone += counter.wraps_at or -gone  # one that never wraps was reset, and what it lost is unknown
@@ -65,14 +66,11 @@ def _rapl(powercap: Path) -> dict[str, Counter]:
     """
     counters = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             name = (zone / "name").read_text().strip()
-            counter = Counter(read=partial(_micro, zone / "energy_uj"), wraps_at=_micro(zone / "max_energy_range_uj"))
-            counter.read()
-        except (OSError, ValueError):
-            continue  # on most systems, only root may read it
-        if name.startswith("package-"):
-            counters[name] = counter
+            if name.startswith("package-"):
+                wraps_at = _micro(zone / "max_energy_range_uj")
+                counters[name] = Counter(read=partial(_micro, zone / "energy_uj"), wraps_at=wraps_at)
     return counters
 
 
@@ -91,14 +89,8 @@ def _nvml() -> dict[str, Counter]:
     counters = {}
     for number in range(count.value):
         device = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
-            continue
-        counter = Counter(read=partial(_gpu_joules, library, device), wraps_at=None)
-        try:
-            counter.read()
-        except OSError:
-            continue  # older than Volta
-        counters[f"gpu {number}"] = counter
+        if not library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
+            counters[f"gpu {number}"] = Counter(read=partial(_gpu_joules, library, device), wraps_at=None)
     return counters
 
 
