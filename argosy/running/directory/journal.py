@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,36 +108,41 @@ def _read_timed(directory: Path) -> list[tuple[float, Event]]:
             f"{path} was written by a later version of argosy. This version ignores what it does not know: "
             f"{', '.join(sorted(strange)[:MOST_NAMED])}{' and more' if len(strange) > MOST_NAMED else ''}."
         )
-    return [(at, event) for at, event in moments if event is not None]
+    return moments
 
 
-def _parse_lines(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | None]]:
+def _parse_lines(path: Path, strange: set[str]) -> Iterator[tuple[float, Event]]:
     started = False
     for number, line in enumerate(read_lines(path), start=1):
         try:
-            value = parse_json(line.decode(), infinite=True)
-            at = _time_of(value)
-            event = from_line(value, strange)
+            at, event = _parse_event(parse_json(line.decode(), infinite=True), strange)
             started = started or isinstance(event, RunStarted)
             if isinstance(event, DRIVER_EVENTS) and not started:
-                raise ValueError(f"{value['event']} comes before the start of a driver")
+                raise ValueError(f"{type(event).__name__} comes before the start of a driver")
         except ValueError as error:
             raise RunError(
                 f"{path}, line {number} is not an event: {error}. The journal was damaged or edited. Restore a "
                 "copy of it, or choose another directory. The members' files are unchanged."
             ) from error
-        yield at, event
+        if event is not None:
+            yield at, event
 
 
-def _time_of(line: Any) -> float:
-    """Return when a line was written; raises ValueError if it is no line of an event.
+def _parse_event(line: Any, strange: set[str]) -> tuple[float, Event | None]:
+    """Return when a line was written (see `Journal`), which no decision depends on, and its event; None for a kind that this version does not know.
 
-    Its other fields are checked with it.
+    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Raises ValueError for lines that
+    no version writes.
     """
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("it must be an object with the name of an event")
-    at: float = convert(line.get("at", 0.0), float, "at")
-    return at
+    values = {**line}
+    name, at = values.pop("event"), convert(values.pop("at", 0.0), float, "at")
+    kind = KINDS.get(name)
+    if kind is None:
+        strange.add(name[:LONGEST_KIND])
+        return at, None
+    return at, convert(values, kind, name, strange)
 
 
 @functools.cache
@@ -164,25 +169,6 @@ def to_line(event: Event) -> dict[str, Any]:
     """Return the event as a plain value, with its kind under ``event``."""
     # The kind comes first: readers that look for a few events recognise lines by their first bytes.
     return {"event": type(event).__name__, **_plain(event)}
-
-
-def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
-    """Return the event of a journal's line; None for a kind that this version does not know.
-
-    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines
-    also carry ``at``, the time they were written (see `Journal`), which no decision depends on. Raises ValueError for lines that no
-    version writes.
-    """
-    name = line["event"]
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        strange.add(str(name)[:LONGEST_KIND])
-        return None
-    values = {**line}
-    del values["event"]
-    values.pop("at", None)
-    event: Event = convert(values, kind, name, strange)
-    return event
 
 
 def _plain(event: Event) -> dict[str, Any]:
