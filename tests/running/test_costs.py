@@ -167,8 +167,8 @@ def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other
     measuring.request_costs(fleet[:3])
     measuring.handle(replace(MEASURED, member="a"))
     assert len(measuring.profiles("abc", study)) == 3
-    made, stepped, asked, stands = [], measuring._at_program_costs, [], measuring._copy_to_equal_work
-    monkeypatch.setattr(measuring, "_at_program_costs", lambda profile: made.append(profile.member) or stepped(profile))
+    made, stepped, asked, stands = [], measuring._for_plans, [], measuring._copy_to_equal_work
+    monkeypatch.setattr(measuring, "_for_plans", lambda name, member: made.append(name) or stepped(name, member))
     monkeypatch.setattr(measuring, "_copy_to_equal_work", lambda name: asked.append(name) or stands(name))
     measuring.request_costs(fleet[3:])
     assert asked == ["a"]

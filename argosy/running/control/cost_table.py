@@ -220,24 +220,23 @@ class CostTable:
             first = self.first_of_each_work(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
             self._profiles = dict(zip(first, evened, strict=True))
-        known = [
-            self._at_observed_rate(self._profile_of(name)) for name in names if self._works.get(name) in self._profiles
-        ]
-        return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
+        return [self._for_plans(name, study.member(name)) for name in names if self._works.get(name) in self._profiles]
 
-    def _profile_of(self, name: str) -> Profile:
-        known = self._profiles[self._works[name]]
-        return self._at_program_costs(known if known.member == name else replace(known, member=name))
-
-    def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
-        if member.subset is None or self.samples_per_epoch is None:
-            return profile
-        steps_on = len(member.subset) / self.samples_per_epoch
-        return profile.observed(profile.rate(1) / steps_on, weight=1.0)
-
-    def _at_observed_rate(self, profile: Profile) -> Profile:
-        rate = self._rates.get(self._works[profile.member])
-        return profile if rate is None else profile.observed(rate, weight=1.0)
+    def _for_plans(self, name: str, member: Member) -> Profile:
+        """Return a member's profile at the costs of its program, the observed rate of its kind of work, and the pace of the stream."""
+        work = self._works[name]
+        known = self._profiles[work]
+        profile = known if known.member == name else replace(known, member=name)
+        if name in self._parts:
+            seconds, needs = self._parts[name]
+            rates = (1.0 / seconds, *profile.samples_per_second[1:])
+            profile = replace(profile, samples_per_second=rates, program_bytes=needs)
+        if work in self._rates:
+            profile = profile.observed(self._rates[work], weight=1.0)
+        if member.subset is not None and self.samples_per_epoch is not None:
+            steps_on = len(member.subset) / self.samples_per_epoch
+            profile = profile.observed(profile.rate(1) / steps_on, weight=1.0)
+        return profile
 
     def update_rate(self, ended: SectionEnded, state: MemberState) -> None:
         """Update the rate of a member's kind of work after a section, validation included."""
@@ -249,17 +248,10 @@ class CostTable:
         if samples and seconds:
             self._trained[work] = samples, seconds
             rate = samples / seconds
-            before = self._rates.get(work, self._profile_of(ended.member).rate(1) if work in self._profiles else rate)
+            before = self._rates.get(work, self._profiles[work].rate(1) if work in self._profiles else rate)
             if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
                 self.revision += 1
-
-    def _at_program_costs(self, profile: Profile) -> Profile:
-        if profile.member not in self._parts:
-            return profile
-        seconds, needs = self._parts[profile.member]
-        rates = (1.0 / seconds, *profile.samples_per_second[1:])
-        return replace(profile, samples_per_second=rates, program_bytes=needs)
 
     def first_of_each_work(self, study: Study) -> dict[object, Member]:
         """Return the first known member of each kind of work, which stands for the others."""
