@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from argosy.disk.files import check_directory
 from argosy.disk.scratch import scratch
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
+from argosy.readings import is_installed
 from argosy.running.directory.versions import versions
 from argosy.running.hosts.file_transfer import FilePiece, IncomingFiles, Outbox
 from argosy.running.hosts.notices import connect_to_driver, interface_of, make_board, read_certificate, read_key
@@ -196,7 +197,7 @@ class Agent:
         blobs_of_run = self._receive_blobs()
         if blobs_of_run is None:
             return 0
-        sys.path += [folder for folder in blobs_of_run.path if folder not in sys.path]
+        sys.path[:] = _merge_paths(sys.path, blobs_of_run.path)
         directory = self.directory or Path(blobs_of_run.directory)
         # `Path.exists` would raise if this node's user has no access.
         self.sees_directory = os.path.exists(directory / "workers" / blobs_of_run.mark)  # noqa: PTH110
@@ -305,6 +306,16 @@ class Agent:
         if not self.sees_directory:
             for words in self._logs.new():
                 self.outbox.put(words)
+
+
+def _merge_paths(own: Sequence[str], drivers: Sequence[str]) -> list[str]:
+    """Return where this node looks for modules. Folders of the driver's study come first, as for the driver: they may hide packages.
+
+    >>> _merge_paths(["/node/site-packages"], ["/study", "/driver/site-packages"])
+    ['/study', '/node/site-packages', '/driver/site-packages']
+    """
+    users = [folder for folder in drivers if not is_installed(Path(folder))]
+    return list(dict.fromkeys([*users, *own, *drivers]))
 
 
 class _Logs:
