@@ -75,6 +75,19 @@ def test_a_job_says_once_for_which_nodes_it_waits(tmp_path: Path, capsys: pytest
     )
 
 
+def test_an_agent_says_once_why_it_has_not_found_its_driver(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
+    notices.FileBoard(tmp_path, b"a key").leave(notices.Notice(job="test", hosts=("127.0.0.1",), port=1))
+    with pytest.raises(WorkerError, match="did not find"):
+        notices.connect_to_driver(jobs.place(1), notices.FileBoard(tmp_path, b"another"), b"another", seconds=0.1)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "looks for the job's driver for at most 0.1 s: the notice of the job's driver in " in told
+    assert "was not written with this process's ARGOSY_KEY" in told
+
+
 @pytest.mark.parametrize("common", [True, False], ids=["common files", "a certificate, no common files"])
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])
 def test_results_are_those_of_one_process(

@@ -17,6 +17,7 @@ import ipaddress
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -63,6 +64,8 @@ JOIN_SECONDS = 300.0
 """Most seconds between the starts of a job's processes."""
 CALL_SECONDS = 5.0
 """Seconds that an address may take to answer; it need not be the driver's at all."""
+QUIET_SECONDS = 10.0
+"""Seconds after which an agent says why it has not found the driver yet."""
 POLL_SECONDS = 0.2
 """Seconds between two looks for the notice, or two calls."""
 
@@ -277,7 +280,8 @@ def connect_to_driver(
 
     Raises WorkerError if the driver is not found in time, PlanError if it has another certificate.
     """
-    deadline, last = time.monotonic() + seconds, "it has left no notice."
+    began, told, last = time.monotonic(), False, "it has left no notice."
+    rank = f"rank {place.rank} on {socket.gethostname()}"
     while True:
         try:
             notice = board.read()
@@ -286,9 +290,13 @@ def connect_to_driver(
                 return dial_any_address(notice, proof, f"rank {place.rank}", certificate), proof
         except WorkerError as error:
             last = str(error)
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > QUIET_SECONDS and not told:
+            told = True
+            print(f"{rank} looks for the job's driver for at most {seconds:g} s: {last}", file=sys.stderr)
+        if waited > seconds:
             raise WorkerError(
-                f"rank {place.rank} on {socket.gethostname()} did not find the job's driver within {seconds:g} s: "
+                f"{rank} did not find the job's driver within {seconds:g} s: "
                 f"{last} If rank 0 has ended, fix its error. If not, pass a --dir that all nodes see, or export "
                 f"the same {KEY} on all of them and start with torchrun."
             )
