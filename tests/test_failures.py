@@ -75,6 +75,27 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
     argosy.load(tmp_path)  # must not warn, because whoever loads a report reads it
 
 
+class Exiting(Failing):
+    """A network whose code calls sys.exit, as one that parses a command line does, after this many batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return super().forward(x)
+        except ValueError:
+            sys.exit("usage: train.py --epochs N")
+
+
+def test_a_member_that_calls_sys_exit_ends_alone(tmp_path: Path) -> None:
+    bad = studies.member("late", model=partial(Exiting, 2)), studies.member("never", model=partial(sys.exit, 2))
+    with pytest.warns(MemberFailed) as told:
+        report = train(tmp_path, [studies.member("good"), *bad])
+    assert report.member("good").status == "done"
+    assert sorted(f"{one.message}".partition(" (")[0].partition(". See")[0] for one in told) == [
+        "member 'late' failed: SystemExit: usage: train.py --epochs N",
+        "member 'never' failed: SystemExit: 2",
+    ]
+
+
 def interrupting(batch: Any) -> Any:
     """Interrupt the run as a person would, from within `Member.augment`."""
     signal.raise_signal(signal.SIGUSR1)

@@ -30,13 +30,13 @@ NO_THREAD = "can't start new thread"
 """Python's message, in a RuntimeError, for EAGAIN; also if a limit on addresses (ulimit -v) leaves no room for a thread's stack."""
 
 
-def disk_refused(error: Exception, what: str, then: str = RESUMES) -> DiskError:
+def disk_refused(error: BaseException, what: str, then: str = RESUMES) -> DiskError:
     """Return an error that says what could not be done, why, what fixes it, and what happens then."""
     number = error.errno if isinstance(error, OSError) else None
     return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'Check the disk')}; {then}.")
 
 
-def files_refused(error: Exception | None = None) -> OSError | None:
+def files_refused(error: BaseException | None = None) -> OSError | None:
     """Return why this process cannot open files, which may cause unrelated errors; None if it can."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return error
@@ -47,7 +47,7 @@ def files_refused(error: Exception | None = None) -> OSError | None:
     return None
 
 
-def resources_refused(error: Exception, what: str, then: str = RESUMES) -> WorkerError | None:
+def resources_refused(error: BaseException, what: str, then: str = RESUMES) -> WorkerError | None:
     """Return an error that explains a refused descriptor, memory allocation or process; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):
@@ -59,7 +59,7 @@ def resources_refused(error: Exception, what: str, then: str = RESUMES) -> Worke
     return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; {then}.")
 
 
-def system_refused(error: Exception, what: str) -> ArgosyError | None:
+def system_refused(error: BaseException, what: str) -> ArgosyError | None:
     """Return an error of a command that need not be a run, for a refused resource or file write; None for any other error."""
     then = "then repeat the command"
     if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOENT, None):  # os.getcwd names no file

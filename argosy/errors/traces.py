@@ -57,7 +57,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[0]}"
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the first line of an error after which slower code takes over. Raises the error itself if it is a bug in Argosy.
 
     A bug is what a line of Argosy raised. Excluded are errors of classes of Argosy's, which it raises on purpose, and torch's

@@ -20,7 +20,7 @@ from argosy.stream.trees import unflatten
 __all__ = ["USER_ERRORS", "SamplePreparer", "generator_states", "format_error", "sample_error", "seed_everything"]
 
 USER_ERRORS = (Exception, SystemExit)
-"""What a user's Dataset may raise without ending the process. SystemExit comes from code that parses a command line."""
+"""What a user's code may raise without ending the process. SystemExit comes from code that parses a command line."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -28,9 +28,19 @@ def test_an_attempt_that_fails_says_why_and_keeps_nothing_alive() -> None:
     assert held[0]() is None
 
 
+def test_a_call_of_sys_exit_is_an_error() -> None:
+    faults: dict[str, BaseException] = {}
+    with attempt() as tried, collecting(faults, "a"):
+        raise SystemExit(2)
+    assert list(faults) == ["a"]
+    with attempt() as tried:
+        raise SystemExit(2)
+    assert tried.error == "SystemExit: 2"
+
+
 def test_a_fault_that_is_dropped_keeps_nothing_alive() -> None:
     held: list[weakref.ref[Held]] = []
-    faults: dict[str, Exception] = {}
+    faults: dict[str, BaseException] = {}
     with collecting(faults, "a"):
         failing(held)
     assert held[0]() is not None

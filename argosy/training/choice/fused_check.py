@@ -161,7 +161,7 @@ def _compare_steps(
     return CheckOutcome(reason=None, lengths=lengths if exact else None)
 
 
-def _raise_if_unfit(error: Exception) -> None:
+def _raise_if_unfit(error: BaseException) -> None:
     if isinstance(error, UnfitProgram):
         raise error
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from argosy.errors.traces import reason_of
+from argosy.stream.samples import USER_ERRORS
 from argosy.training.device.devices import is_out_of_memory
 
 __all__ = ["Attempt", "attempt"]
@@ -21,12 +22,12 @@ class Attempt:
 
 
 @contextmanager
-def attempt(check: Callable[[Exception], None] = lambda error: None) -> Iterator[Attempt]:
+def attempt(check: Callable[[BaseException], None] = lambda error: None) -> Iterator[Attempt]:
     """Run the block until its end or an error, after which `check` may raise another one. Raises the error itself if it is a bug in Argosy."""
     tried = Attempt()
     try:
         yield tried
-    except Exception as error:  # boundary to members' code, and to torch's compiler and devices
+    except USER_ERRORS as error:  # boundary to members' code, and to torch's compiler and devices
         check(error)
         tried.error, tried.memory = reason_of(error), is_out_of_memory(error)
         # Since Python 3.12, an error that a generator has caught holds itself, by the frame that threw it there.

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from argosy.stream.blocks import Block
+from argosy.stream.samples import USER_ERRORS
 from argosy.training.member.live import LiveMember
 
 __all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram", "collecting"]
@@ -26,18 +27,18 @@ __all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram", "collecti
 class MemberFaults(Exception):  # noqa: N818
     """Errors raised by the code of single members in a step of several. The step was made, and the other members continue."""
 
-    def __init__(self, errors: Mapping[str, Exception]) -> None:
+    def __init__(self, errors: Mapping[str, BaseException]) -> None:
         super().__init__(", ".join(errors))
         self.errors = errors
         """Errors by member."""
 
 
 @contextmanager
-def collecting(faults: dict[str, Exception], name: str) -> Iterator[None]:
+def collecting(faults: dict[str, BaseException], name: str) -> Iterator[None]:
     """Collect an error that a member's own code raises inside as the fault of this member."""
     try:
         yield
-    except Exception as error:  # boundary to members' code; each fault is raised again where its member ends
+    except USER_ERRORS as error:  # boundary to members' code; each fault is raised again where its member ends
         # Without this generator's frame, by which the error holds itself since Python 3.12.
         faults[name] = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 

@@ -13,6 +13,7 @@ from argosy.errors.system import files_refused, resources_refused
 from argosy.errors.traces import trace_of
 from argosy.protocol.events import MemberEnded, Saved
 from argosy.protocol.trainer import OutOfMemory, SectionReport
+from argosy.stream.samples import USER_ERRORS
 from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, wait_for_memory
 from argosy.training.member.live import LiveMember
@@ -72,7 +73,7 @@ class Guard:
                 self._files.count(name, before)
         except (DiskError, WorkerError):
             raise
-        except Exception as error:  # boundary to a member's code
+        except USER_ERRORS as error:  # boundary to a member's code
             if not self._files.exhausted_by(name):
                 self.check_process((name,), error)
             if not is_out_of_memory(error):
@@ -127,7 +128,7 @@ class Guard:
         if self.careful:
             self._backend.synchronize()
 
-    def check_process(self, names: tuple[str, ...], error: Exception) -> None:
+    def check_process(self, names: tuple[str, ...], error: BaseException) -> None:
         """Raise WorkerError if no file can be opened, or Poisoned if the device is unusable; `names` are the members whose code raised."""
         if (refused := files_refused()) is not None:
             raise resources_refused(refused, self._device) or error from error  # the limit is shared by all members

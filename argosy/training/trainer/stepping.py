@@ -188,7 +188,7 @@ class Stepping:
 
         A member ends if its own code raised. After other errors, other programs repeat the step, or the same one if memory could be freed.
         """
-        faults: Mapping[str, Exception] = {}
+        faults: Mapping[str, BaseException] = {}
         through = False
         with attempt(lambda error: self._guard.check_process(instance.names, error)) as tried:
             try:
@@ -233,7 +233,7 @@ class Stepping:
         return self._interrupted
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: BaseException) -> None:
     raise error
 
 

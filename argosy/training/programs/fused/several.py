@@ -72,7 +72,7 @@ class ProgramOfSeveral(ABC):
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
         """Each member's share of the program's time."""
-        self._faults: dict[str, Exception] = {}
+        self._faults: dict[str, BaseException] = {}
         """Errors raised by the code of single members in the current lockstep."""
 
     # ---- for subclasses

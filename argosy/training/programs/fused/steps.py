@@ -65,9 +65,9 @@ class FusedSteps:
         return self._kernels if self._even else ()
 
     @torch.no_grad()
-    def make(self, part: Part) -> dict[str, Exception]:
+    def make(self, part: Part) -> dict[str, BaseException]:
         """Step the part's members; returns errors of members' own code, by member."""
-        faults: dict[str, Exception] = {}
+        faults: dict[str, BaseException] = {}
         self._even = self._even and not part.idle
         # All memory is allocated before the first kernel moves weights, so a lockstep is either made or undone as a whole.
         ready = [(kernel.rows, self._ready(kernel, part)) for kernel in self.kernels]

@@ -241,7 +241,7 @@ class Graphed:
     # ---- on the host
 
     def _move_schedules(self) -> None:
-        faults: dict[str, Exception] = {}
+        faults: dict[str, BaseException] = {}
         for live in self._scheduled:
             with collecting(faults, live.member.name):
                 live.schedule.step()
