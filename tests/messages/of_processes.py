@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
+from argosy.running.launch.worker import refuse_breakpoint
 from argosy.stream.mapped import MappedFile
 from argosy.training.device.process_state import SETTINGS, ProcessState, check_portable_state, check_settings_kept
 
@@ -51,6 +53,13 @@ def typed(code: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "<cell>", "exec"), names)
     return names
+
+
+def stopped() -> None:
+    """Call a debugger in a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "breakpointhook", refuse_breakpoint)
+        typed("breakpoint()")
 
 
 def replacing() -> None:
@@ -109,6 +118,7 @@ def changed() -> None:
 
 
 CASES = {
+    "a breakpoint in a process without a terminal": stopped,
     "a default device other than the CPU": on_meta,
     "a run inside autocast": lambda: within(torch.autocast("cpu")),
     "a global module hook": hooked,

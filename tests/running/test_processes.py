@@ -380,3 +380,29 @@ def test_a_command_waits_while_one_that_came_with_it_is_carried_out() -> None:
     commands = worker._Commands(end)
     waiting = {command: commands.waiting() for command in commands.take()}
     assert waiting == {"assign": True, "pause": False}
+
+
+def pausing(batch: Any) -> Any:
+    """Call a debugger, from within `Member.augment`."""
+    breakpoint()
+    return batch
+
+
+def leaving(batch: Any) -> Any:
+    """Call sys.exit, from within `Data.on_device`."""
+    sys.exit(3)
+
+
+def test_a_breakpoint_in_a_worker_says_where_a_debugger_works(tmp_path: Path) -> None:
+    fleet = [studies.member("good"), studies.member("bad", augment=pausing)]
+    with pytest.warns(
+        argosy.errors.MemberFailed, match=r'breakpoint\(\) in .*test_processes\.py:.*use launcher="inline"'
+    ):
+        report = argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, devices="cpu:1")
+    assert report.member("good").status == "done"
+
+
+def test_code_of_all_members_that_calls_sys_exit_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    data = argosy.Data(train=studies.Vectors(170), val=studies.Vectors(41), on_device=leaving)
+    with pytest.raises(WorkerError, match=r"(?s)worker 'cpu:0' cannot continue:.*sys\.exit\(3\)"):
+        argosy.train(studies.study(data=data, epochs=1), directory=tmp_path, devices="cpu:1")

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from argosy.errors import ArgosyError, WorkerError
+from argosy.errors import ArgosyError, StudyError, WorkerError
 from argosy.errors.system import explain_refusals, files_refused, resources_refused
 from argosy.errors.traces import trace_of
 from argosy.protocol.trainer import Assign, Attach, DevicePoisoned, Exit, Failed, Measure, Unassign
@@ -25,6 +25,7 @@ from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.imported import ImportDigests, check_imports
 from argosy.stream.ring import RingReader
+from argosy.stream.samples import USER_ERRORS
 from argosy.stream.wire import Peer, poll
 from argosy.study import Data
 from argosy.training.device.devices import Backend, open_backend
@@ -32,7 +33,7 @@ from argosy.training.device.heap import keep_freed_memory
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 
-__all__ = ["without_feeder", "run_worker"]
+__all__ = ["refuse_breakpoint", "without_feeder", "run_worker"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
 """Longest time that an idle trainer waits for blocks and commands."""
@@ -52,6 +53,8 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """
     name = arguments["name"]
     name_process(arguments["role"])
+    if not os.environ.get("PYTHONBREAKPOINT"):  # otherwise a debugger that needs no terminal, or none at all
+        sys.breakpointhook = refuse_breakpoint
     if arguments.get("interface"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
     driver, heartbeat = Peer(socket.socket(fileno=descriptors[0])), Heartbeat.open(descriptors[2])
@@ -72,7 +75,7 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
         print(error, file=sys.stderr)
         driver.send(DevicePoisoned(detail=str(error), members=error.members))
         return 1
-    except Exception as error:  # process boundary: the driver learns what happened
+    except USER_ERRORS as error:  # process boundary: the driver learns what happened
         known_error = error if isinstance(error, ArgosyError) else resources_refused(error, name)
         known = known_error or WorkerError(
             f"worker {name!r} cannot continue:\n{trace_of(error).strip()}\nFix the error; the same command "
@@ -83,6 +86,15 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
     finally:
         driver.drain(LAST_WORD_SECONDS)
     return 0
+
+
+def refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    """Replace ``breakpoint()``, whose debugger would end with ``bdb.BdbQuit`` at the end of its empty input."""
+    line = sys._getframe(1)
+    raise StudyError(
+        f"breakpoint() in {line.f_code.co_filename}:{line.f_lineno} needs a terminal, and this process has none. To debug, "
+        'use launcher="inline" (--launcher inline); to ignore breakpoints, set PYTHONBREAKPOINT=0.'
+    )
 
 
 def _unpack(descriptor: int) -> Any:
@@ -142,7 +154,7 @@ def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], job: A
         _serve(driver, commands, _Blocks(heartbeat, trainer, backend), trainer)
     except (EOFError, Poisoned):
         raise
-    except Exception as error:  # a fault of the device can surface in any later call, so the guard checks every error
+    except USER_ERRORS as error:  # a fault of the device can surface in any later call, so the guard checks every error
         trainer.guard.check_process((), error)
         if (refused := files_refused(error)) is not None:
             raise resources_refused(refused, name) or error from error
