@@ -871,7 +871,15 @@ def test_the_state_of_optimizers_in_a_list_or_inside_another_counts_once(optimiz
     assert measure_file.state_bytes(live) == measure_file.state_bytes(like)
 
 
-@pytest.mark.parametrize("optimizer", [in_pieces, partial(Around, lr=0.1)])
+class Keeping(SGD):
+    """An optimizer that keeps something beside the states of weights, as MADGRAD its step count, and as others a queue."""
+
+    def __init__(self, weights: Any, kept: Any) -> None:
+        super().__init__(weights, lr=0.1, momentum=0.9)
+        self.state["kept"] = kept
+
+
+@pytest.mark.parametrize("optimizer", [in_pieces, partial(Around, lr=0.1), partial(Keeping, kept=torch.tensor([0]))])
 def test_a_copy_in_float64_steps_from_the_state_of_each_optimizer(optimizer: Any) -> None:
     live = start(studies.member(optimizer=optimizer)).live
     differentiated(live).optimizer.step()

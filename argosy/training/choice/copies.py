@@ -43,7 +43,9 @@ def _make_double(live: LiveMember) -> None:
     live.model.double()
     if live.average is not None:
         live.average.double()
-    for state in [state for one in optimizers_of(live.optimizer) for state in one.state.values()]:
+    states = [state for one in optimizers_of(live.optimizer) for state in one.state.values()]
+    # MADGRAD keeps its step count beside the states of weights.
+    for state in [state for state in states if isinstance(state, dict)]:
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim():
                 state[name] = value.double()
