@@ -104,6 +104,7 @@ CASES = {
     "a file that is not a checkpoint": foreign,
     "a small checkpoint that unpacks to a large one": packed,
     "a checkpoint that cannot be written": on_a_full_disk,
+    "a state whose keys are tensors": lambda: checkpoint.to_plain({"optimizer": {"state": {torch.zeros(1): 1}}}),
     "a state that is not plain data": lambda: checkpoint.to_plain({"model": {"queue": [Path("x")]}}),
     "Data.on_device drops rows": lambda: on_device(lambda batch: batch[0][1:]),
     "Data.on_device draws random numbers": lambda: on_device(lambda batch: (batch[0] + torch.rand(()), batch[1])),

@@ -31,7 +31,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import argosy
-from argosy.errors import StudyError
+from argosy.errors import CheckpointError, StudyError
 from argosy.protocol.trainer import Measured
 from argosy.stopping import is_better
 from argosy.stream.blocks import Block
@@ -913,6 +913,13 @@ def test_an_error_of_an_optimizer_is_not_taken_for_one_of_the_loss() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     with pytest.raises(RuntimeError, match="does not require grad"):
         measure(start(studies.member(optimizer=partial(SecondOrder, lr=0.1))), block)
+
+
+@pytest.mark.parametrize("kept", [deque([torch.ones(1)]), {torch.ones(1): 1}])
+def test_state_that_no_file_can_hold_is_refused_before_training(kept: Any) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    with pytest.raises(CheckpointError, match=r"state\['optimizer'\]\['state'\]\['kept'\] (is a|has tensors as keys)"):
+        measure(start(studies.member(optimizer=partial(Keeping, kept=kept))), block)
 
 
 def test_a_bug_in_counting_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

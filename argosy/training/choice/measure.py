@@ -28,9 +28,10 @@ from argosy.training.device.clock import Stopwatch
 from argosy.training.device.devices import is_out_of_memory
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED, called_objects
+from argosy.training.member.checkpoint import check_plain
+from argosy.training.member.copied import CALLED, called_objects, called_state
 from argosy.training.member.live import LiveMember
-from argosy.training.member.own import optimizer_state
+from argosy.training.member.own import optimizer_state, schedule_state, strip_given
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
 
@@ -107,6 +108,7 @@ def measure_steps(
     trial.live.schedule = schedule
     trial.live.step_schedule(1.0)
     state.note_further_steps(trial.live, schedule)
+    _check_saved(trial.live)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
     unsaved = state.warnings(trial, live, block, size)
     unsaved += changed_by_validations(trial, block, size) if size else []
@@ -125,6 +127,13 @@ def measure_steps(
         notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, unsaved=unsaved)),
         if_divided=PARTED if coupled and live.member.validate is None else "",  # its own validation has another loss
     )
+
+
+def _check_saved(live: LiveMember) -> None:
+    """Raise CheckpointError for state that no checkpoint can hold, which otherwise only the end of the first epoch would show."""
+    schedule = None if live.schedule is None else schedule_state(live.schedule)
+    parts = {"optimizer": strip_given(optimizer_state(live.optimizer)), "schedule": schedule}
+    check_plain({"model": live.model.state_dict(), **parts, "called": called_state(live.member, live.model)})
 
 
 def _notes(

@@ -24,7 +24,17 @@ from argosy.errors import ArgosyError, CheckpointError
 from argosy.errors.system import disk_refused, resources_refused
 from argosy.errors.wording import format_bytes
 
-__all__ = ["check_file", "keep_newest", "link", "load", "to_plain", "save", "save_all", "unmerge_weights"]
+__all__ = [
+    "check_file",
+    "check_plain",
+    "keep_newest",
+    "link",
+    "load",
+    "to_plain",
+    "save",
+    "save_all",
+    "unmerge_weights",
+]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 
@@ -154,6 +164,11 @@ def to_plain(value: Any, *, host: bool = False) -> Any:
     return _PlainConverter(host).plain(value, (None, "state"))
 
 
+def check_plain(value: Any) -> None:
+    """Raise CheckpointError for a state that `to_plain` would refuse; copies no tensors."""
+    _PlainConverter(None).plain(value, (None, "state"))
+
+
 @contextlib.contextmanager
 def unmerge_weights(network: nn.Module) -> Iterator[None]:
     """Put a network into train() inside: layers that merge weights in eval(), such as LoRA's, would otherwise merge loaded weights again."""
@@ -169,8 +184,9 @@ def unmerge_weights(network: nn.Module) -> Iterator[None]:
 class _PlainConverter:
     """One pass of `to_plain` over a state."""
 
-    def __init__(self, host: bool) -> None:
+    def __init__(self, host: bool | None) -> None:
         self.host = host
+        """None leaves tensors as they are."""
         self.storages: dict[int, torch.UntypedStorage] = {}
         """Copies of storages in host memory, by the address of the original; `views` likewise for views."""
         self.views: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -186,6 +202,11 @@ class _PlainConverter:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(value.copy())
         if isinstance(value, Mapping):
+            if any(isinstance(key, torch.Tensor) for key in value):
+                raise CheckpointError(
+                    f"{_format_where(where)} has tensors as keys, of which a checkpoint holds only copies, so that nothing is found by them after "
+                    "a resume. Use names or numbers as keys in state_dict()."
+                )
             copied = {
                 key: item if type(item) in SCALARS else self.plain(item, (where, key)) for key, item in value.items()
             }
@@ -201,6 +222,8 @@ class _PlainConverter:
         )
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if self.host is None:
+            return value
         value, copies = value.detach(), self.host or value.device.type != "cpu"
         if value.layout is not torch.strided:  # a sparse tensor has no storage
             return value.to("cpu", copy=copies)
