@@ -40,6 +40,18 @@ def mlp(sizes: Sequence[int], *behind: nn.Module, bias: bool = True, flat: bool 
     return nn.Sequential(*modules, nn.Linear(last, OUTPUTS, bias=bias))
 
 
+class Optimistic(SGD):
+    """Optimistic gradient descent, which keeps the gradient of the step before, and not a copy of it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                earlier = self.state[weight].get("gradient", weight.grad)
+                weight.sub_(2 * weight.grad - earlier, alpha=group["lr"])
+                self.state[weight]["gradient"] = weight.grad
+
+
 UNLIKE: dict[str, dict[str, Any]] = {
     "shallow": {"model": partial(mlp, (24,), nn.ReLU(inplace=True)), "optimizer": partial(SGD, lr=0.1)},
     "deep": {
@@ -66,6 +78,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     },
     "linear": {"model": partial(mlp, ()), "optimizer": partial(RMSprop, lr=0.01)},
     "dropped": {"model": partial(mlp, (24,), nn.Dropout(0.5)), "optimizer": partial(SGD, lr=0.1)},
+    "optimistic": {"model": partial(mlp, (24,), nn.Tanh()), "optimizer": partial(Optimistic, lr=0.1)},
     "tanh-shaped": {"model": partial(mlp, (24, 24), nn.GELU("tanh")), "optimizer": partial(AdamW, lr=0.01)},
 }
 LOSSES: dict[str, Any] = {

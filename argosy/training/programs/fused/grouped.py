@@ -16,6 +16,7 @@ from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.flat_kernel import FlatKernel
+from argosy.training.optim.kernels import optimizer_kind
 from argosy.training.optim.one_pass import apply_moves, prepare_moves
 from argosy.training.optim.parameter_buffer import outside_buffer
 from argosy.training.optim.rules import has_momentum
@@ -64,6 +65,8 @@ class Grouped(ProgramOfSeveral):
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
         """Each member's weights with their gradients, which a pass overwrites."""
+        self._keeping: list[bool] = [optimizer_kind(live.optimizer) is None for live in lives]
+        """Whether each member's optimizer may keep its gradients from one step to the next."""
         self._moves: dict[tuple[int, Hashable], Sequence[Callable[[], object]]] = {}
         """Prepared steps by row and by whether there is momentum, reused because they only run kernels on the same tensors."""
         self.kernels: Sequence[FlatKernel] = ()
@@ -132,6 +135,8 @@ class Grouped(ProgramOfSeveral):
             weight.grad = gradient
         moves = prepare_moves(live.optimizer) if live.one_pass else None
         if moves is None or live.member.clip_grad_norm is not None or live.has_batch_schedule:
+            for weight, gradient in self._gradients[row] if self._keeping[row] else ():
+                weight.grad = gradient.clone()
             with self._states[row].active():
                 self._solos[row].move()
         else:
