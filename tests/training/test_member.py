@@ -1592,6 +1592,29 @@ class Listing(SGD):
         super().step()
 
 
+class Halving(SGD):
+    """An optimizer that sets its rate in its first step, as SGD_sai does; a resumed one makes a first step again."""
+
+    halved = False
+
+    def step(self, closure: Any = None) -> None:
+        if not self.halved:
+            self.param_groups[0]["lr"] /= 2
+            self.halved = True
+        super().step()
+
+
+STEPS = {"made": 0}
+
+
+class Decaying(SGD):
+    """An optimizer that counts its steps in a variable of its module."""
+
+    def step(self, closure: Any = None) -> None:
+        STEPS["made"] += 1
+        super().step()
+
+
 class Telling(Slow):
     """`Slow` with the step counter in its `state_dict`."""
 
@@ -1654,6 +1677,8 @@ class Following(nn.Linear):
     [
         ({"optimizer": partial(Slow, lr=0.1)}, "steps change 'steps' of its optimizer Slow"),
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
+        ({"optimizer": partial(Halving, lr=0.1)}, "steps change 'halved' of its optimizer Halving"),
+        ({"optimizer": partial(Decaying, lr=0.1)}, "steps change the outer variable 'STEPS'"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),
         ({"loss": annealed()}, "steps change the outer variable 'calls'"),

@@ -172,8 +172,9 @@ def _is_metric(module: nn.Module) -> bool:
 
 
 def training_code(live: LiveMember) -> list[Any]:
-    """Return the functions called in training and the classes of layers, all of which may draw for the first time after measuring."""
-    return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
+    """Return the functions called in training and the classes of layers and optimizers, all of which may draw for the first time after measuring."""
+    kinds = {*map(type, live.model.modules()), *map(type, optimizers_of(live.optimizer))}
+    return [*kinds, *(getattr(live.member, name) for name in CALLED)]
 
 
 def _unsaved(holder: Any, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
@@ -294,14 +295,20 @@ def _only_third_differs(results: Iterable[list[torch.Tensor]]) -> bool:
 
 
 def _training_results(solo: Solo, block: Block) -> list[torch.Tensor]:
-    """Return the losses and gradients of a training batch of a block, and the weights, which an own step may have moved."""
+    """Return the losses and gradients of a training batch of a block, and the weights after a step."""
     batch = ShownBatch(block, solo.live.member.batch_size)
     solo.drop_gradients()
+    solo.live.schedule = None  # one that is stepped with each batch may have no further steps
+    weights = list(solo.live.model.parameters())
     with solo.active():
         losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
-    weights = list(solo.live.model.parameters())
-    results = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
-    return [one.detach().clone(memory_format=torch.contiguous_format) for one in results if one.layout is torch.strided]
+        derived = _copies([losses, *(weight.grad for weight in weights if weight.grad is not None)])
+        solo.move()
+    return derived + _copies(weights)
+
+
+def _copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [one.detach().clone(memory_format=torch.contiguous_format) for one in tensors if one.layout is torch.strided]
 
 
 def _resume_copy(live: LiveMember, trial: Solo) -> Solo:
