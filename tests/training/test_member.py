@@ -337,6 +337,17 @@ class Coded(SGD):
             weight.data[mask] -= 0.1 * state["sums"][0][mask].float()
 
 
+class Keyed(SGD):
+    """An optimizer that finds sums of gradients by weights, in a dict in its group as GrokAdamW, and one in its state."""
+
+    def step(self, closure: Any = None) -> None:
+        sums, counts = self.param_groups[0].setdefault("sums", {}), self.state["counts"]
+        for weight in self.param_groups[0]["params"]:
+            sums[weight] = 0.9 * sums.get(weight, 0.0) + weight.grad
+            counts[weight] = counts.get(weight, 0) + 1
+            weight.data -= 0.1 * sums[weight] / counts[weight]
+
+
 class Delegating(Optimizer):
     """An optimizer whose parameter groups and state are those of one inside it."""
 
@@ -441,6 +452,7 @@ class Falling:
         {"optimizer": listed, "schedule": milestones},
         {"optimizer": numbered},
         {"optimizer": partial(Coded, lr=0.1)},
+        {"optimizer": partial(Keyed, lr=0.1)},
         {"optimizer": lambda weights: Delegating(Adam(weights, lr=0.1)), "schedule": milestones},
         {"optimizer": lambda weights: Combined(*in_two(weights)), "schedule": milestones},
         {"loss": Centred()},
@@ -460,6 +472,7 @@ class Falling:
         "leading in a list",
         "counting in a list",
         "codes",
+        "by weights",
         "delegating",
         "combined",
         "loss with a buffer",

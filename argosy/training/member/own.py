@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType
@@ -135,9 +135,31 @@ def load_schedule_state(schedule: Any, state: Any) -> None:
 
 
 def optimizer_state(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's state with those of optimizers inside it, such as the one that SAM lets step, which `state_dict` may leave out."""
+    """Return an optimizer's state with those of optimizers inside it, such as the one that SAM lets step, which `state_dict` may leave out.
+
+    Weights that are keys, as those of a dict in a group of GrokAdamW, are replaced by names: a file would hold copies of them.
+    """
     inside = {name: optimizer_state(one) for name, one in optimizers_inside(optimizer).items()}
-    return {**optimizer.state_dict(), INSIDE: inside} if inside else optimizer.state_dict()
+    names = {id(weight): name for name, weight in _named_weights(optimizer).items()}
+    state: dict[str, Any] = _renamed(optimizer.state_dict(), lambda key: names.get(id(key), key))
+    return {**state, INSIDE: inside} if inside else state
+
+
+def _named_weights(optimizer: Any) -> dict[str, Tensor]:
+    weights = [weight for group in getattr(optimizer, "param_groups", ()) for weight in group["params"]]
+    return {f"weight {number}": weight for number, weight in enumerate(weights)}
+
+
+def _renamed(value: Any, name: Callable[[Any], Any]) -> Any:
+    """Return a state in which `name` has replaced all keys, also in lists."""
+    if isinstance(value, list):
+        return [_renamed(item, name) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = copy.copy(value)  # of the same type
+    renamed.clear()
+    renamed.update({name(key): _renamed(item, name) for key, item in value.items()})
+    return renamed
 
 
 def optimizers_inside(optimizer: Any) -> dict[str, Optimizer]:
@@ -175,6 +197,10 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
+    weights = _named_weights(optimizer)
+    for holder in (*optimizer.param_groups, optimizer.state):
+        inner = {key: item for key, item in holder.items() if isinstance(item, dict)}
+        holder.update({key: _renamed(item, lambda name: weights.get(name, name)) for key, item in inner.items()})
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
             if weight in optimizer.state and number in state.get("state", {}):
