@@ -899,6 +899,21 @@ def test_a_copy_in_float64_steps_from_the_state_of_each_optimizer(optimizer: Any
     differentiated(copy_for_trial(live, double=True)).optimizer.step()
 
 
+class Whole(SGD):
+    """An optimizer that is copied with all its attributes."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self).copy()
+
+
+def test_the_step_of_a_copy_is_not_that_of_the_original_which_a_schedule_has_wrapped() -> None:
+    live = start(studies.member(optimizer=partial(Whole, lr=0.1), schedule=milestones)).live
+    before = [weight.detach().clone() for weight in live.model.parameters()]
+    differentiated(live)
+    differentiated(live.trial()).optimizer.step()
+    assert all(map(torch.equal, before, live.model.parameters()))
+
+
 def test_weights_are_not_written_as_text_where_optimizers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     live = start(studies.member(optimizer=listed)).live
     differentiated(live).optimizer.step()

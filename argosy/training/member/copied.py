@@ -56,7 +56,8 @@ def copy_together(
     # Torch's optimizers copy only the state that a file needs, and no other attributes.
     for original in optimizers_of(optimizer):
         copied = memo[id(original)]
-        # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original.
+        # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original; a `__getstate__` may return it.
+        vars(copied).pop("step", None)
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
     return calling, *copies
