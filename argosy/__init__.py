@@ -5,9 +5,15 @@ command line starts at once and torch is imported by what needs it.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from argosy.version import __version__ as __version__
+
+if sys.platform == "win32":
+    raise ImportError(
+        "Argosy runs on Linux, and this system is Windows. Install and start it in WSL 2, or in a Linux container."
+    )
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.

@@ -66,11 +66,10 @@ def check_directory(directory: Path) -> None:
 
 def _directory(path: Path) -> os.stat_result:
     """Return the status of a directory, even if it is not readable."""
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+    status = path.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    return status
 
 
 def check_own(path: Path, status: os.stat_result) -> None:
@@ -161,7 +160,10 @@ def append_flushed(descriptor: int, content: bytes, path: Path) -> None:
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
-        os.fdatasync(descriptor)
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(descriptor)
+        else:
+            os.fsync(descriptor)
     except OSError as error:
         os.ftruncate(descriptor, before)
         raise disk_refused(error, f"cannot write {path}") from error

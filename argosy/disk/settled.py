@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def _flush_folders(paths: Collection[Path]) -> None:
 
 def _flush_together(paths: Collection[Path]) -> bool:
     """Flush the file system of these files or folders if that is cheaper; returns whether this was done and succeeded."""
-    together = len(paths) >= MANY and _dirty_bytes() < LITTLE
+    together = len(paths) >= MANY and sys.platform == "linux" and _dirty_bytes() < LITTLE
     return together and flush(next(iter(paths)), _libc.syncfs) == 0
 
 

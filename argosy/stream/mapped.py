@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -210,8 +211,11 @@ def _place(first: int, end: int, maps: list[str]) -> tuple[_Region, int, int] | 
 
 
 def _maps() -> list[str]:
-    """Return the kernel's list of this process's memory, by address: thousands of unparsed lines, of which few are needed."""
-    return Path("/proc/self/maps").read_text().splitlines()
+    """Return the kernel's list of this process's memory, by address: thousands of unparsed lines, of which few are needed.
+
+    Only Linux has one; elsewhere it is empty, and no file is watched.
+    """
+    return Path("/proc/self/maps").read_text().splitlines() if sys.platform == "linux" else []
 
 
 def _region(line: str) -> _Region | None:

@@ -1,6 +1,8 @@
 """Anonymous memory files: memory that processes share by descriptor, without a name that could be left behind."""
 
 import os
+import sys
+import tempfile
 
 from argosy.errors import WorkerError
 from argosy.errors.system import resources_refused
@@ -14,7 +16,11 @@ def memory_file(name: str, size: int = 0) -> int:
     Raises WorkerError if the system refuses.
     """
     try:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        if sys.platform == "linux":
+            descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
     except OSError as error:
         raise resources_refused(error, "no memory can be shared between processes") or WorkerError(
             f"no memory can be shared between processes because memfd_create is refused: {error}. Allow it in the "

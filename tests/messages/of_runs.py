@@ -172,7 +172,8 @@ def refuses(number: int) -> Callable[..., NoReturn]:
 def somebody_elses(patch: pytest.MonkeyPatch) -> None:
     """Use a directory of another user."""
     patch.setattr(os, "geteuid", lambda: 1000)
-    patch.setattr(os, "fstat", lambda _: SimpleNamespace(st_uid=1001))
+    RUN.mkdir(parents=True)
+    patch.setattr(Path, "stat", lambda _: SimpleNamespace(st_uid=1001, st_mode=0o40700))
     make_own_directory(RUN)
 
 
@@ -279,6 +280,12 @@ def left_out() -> None:
     Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
+def elsewhere(patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Train on a system other than Linux."""
+    patch.setattr(sys, "platform", "darwin")
+    argosy.train(study(), directory=RUN, **settings)
+
+
 def equal_failures() -> None:
     """Let three members fail for the same reason."""
     fleet = [studies.member(name, model=misspelt) for name in "abc"]
@@ -377,6 +384,8 @@ CASES = {
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
     "a new member with the name of a removed member": left_out,
+    "a run on macOS": elsewhere,
+    "a run on macOS with a number of cores": lambda patch: elsewhere(patch, launcher="inline", cores=2),
     "a request to a run that has ended": ended,
     "a run that ends before it receives a request": of_nobody,
     "an add command without a copy of the study file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -179,4 +180,4 @@ def _start_time(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
-        return ""
+        return "" if sys.platform == "linux" else "?"

@@ -31,6 +31,7 @@ from argosy.running.hosts.notices import Notice, dial_any_address, read_certific
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import make_blobs
 from argosy.running.launch.discovery import make_node, parse_devices
+from argosy.running.launch.forkserver import check_linux
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.wire import Peer
@@ -76,6 +77,7 @@ class Ray:
     """Launcher on a Ray cluster: ``argosy.train(study, launcher=argosy.Ray())``. Needs the extra ``ray``."""
 
     def __init__(self, *, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
+        check_linux()
         self.address = address
         """Address for `ray.init`: ``auto``, ``ray://host:10001``, ``local``.
 

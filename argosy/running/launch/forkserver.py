@@ -26,14 +26,14 @@ from typing import IO, Any
 import psutil
 
 from argosy.disk.files import open_append_descriptor
-from argosy.errors import RunError
+from argosy.errors import PlanError, RunError
 from argosy.errors.system import resources_refused
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer, poll
 from argosy.training.device.heap import allow_tcache, without_tcache
 
-__all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "main", "error_line"]
+__all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "check_linux", "main", "error_line"]
 
 FAREWELL_SECONDS = 5
 """Seconds that workers have to exit by themselves when the run is over."""
@@ -45,6 +45,15 @@ PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
 """An interpreter that compiles modules as this one does, and does not import from its current folder."""
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that only the driver acts on; workers follow its commands."""
+
+
+def check_linux() -> None:
+    """Raise PlanError on a system other than Linux, on which no worker can be a process."""
+    if sys.platform != "linux":
+        raise PlanError(
+            f"processes that train together need Linux; this system is {sys.platform}. Use launcher inline, which trains "
+            "everything in the process that calls it, or run this in Linux: in a container, or on Windows in WSL 2."
+        )
 
 
 class ForkServer:
@@ -62,8 +71,9 @@ class ForkServer:
     def start(cls) -> "ForkServer":
         """Start the server; it imports while the caller continues.
 
-        Raises WorkerError if the system refuses it.
+        Raises WorkerError if the system refuses it, and PlanError on another system than Linux.
         """
+        check_linux()
         try:
             return cls._start()
         except (OSError, MemoryError, RuntimeError) as error:

@@ -3,10 +3,13 @@
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from argosy.errors import PlanError
 
 __all__ = ["memory_limit", "feeder_cache_bytes", "limit_cores", "quota_cores", "restrict_to_cores", "usable_cores"]
 
@@ -18,6 +21,14 @@ UNLIMITED_BYTES = 2**60
 @contextlib.contextmanager
 def limit_cores(count: int | None) -> Iterator[None]:
     """Restrict this thread, and what it starts, to at most `count` of its cores; restores the affinity at the end."""
+    if sys.platform != "linux":
+        if count is not None:
+            raise PlanError(
+                f"cores is {count}, but only Linux can restrict a run to some cores; this system is {sys.platform}. "
+                "Leave it out; devices and threads say how many threads train."
+            )
+        yield
+        return
     before = os.sched_getaffinity(0)
     restrict_to_cores(0, count)
     try:
@@ -33,6 +44,8 @@ def restrict_to_cores(pid: int, count: int | None) -> None:
 
 def usable_cores() -> int:
     """Return the number of cores that this process can really use: its affinity, bounded by the quota."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
     cores, quota = len(os.sched_getaffinity(0)), quota_cores()
     return cores if quota is None else min(cores, max(1, math.floor(quota)))
 
@@ -66,7 +79,7 @@ def _quotas() -> Iterator[list[str]]:
 
 def _files(controller: str, unified: str, separate: str) -> Iterator[Path]:
     """Yield the files of this process's control groups and of all groups above them, which limit it as well."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if sys.platform == "linux" else ():
         _, controllers, group = line.split(":", 2)
         if not controllers:
             root, name = GROUPS, unified

@@ -28,7 +28,7 @@ from argosy.disk.files import make_folder, open_append
 from argosy.protocol.feeder import Lend
 from argosy.protocol.trainer import Attach, Lost
 from argosy.running.launch.discovery import discover
-from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, error_line
+from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, check_linux, error_line
 from argosy.running.launch.limits import restrict_to_cores
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
@@ -54,6 +54,7 @@ class Processes:
     """Launcher of worker processes. The fork server starts on first use, unless it is given; `warm` starts it ahead of time."""
 
     def __init__(self, server: ForkServer | None = None) -> None:
+        check_linux()  # before a directory is made
         self._server: ForkServer | None = server
 
     def warm(self) -> "Processes":

@@ -12,12 +12,14 @@ import fcntl
 import mmap
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 
 from argosy.stream.blocks import Block, Layout, Place, host_bytes, select_rows, signed
@@ -39,7 +41,9 @@ def read_marks(folder: Path) -> npt.NDArray[np.bool_]:
 
 
 def _boot_id() -> str:
-    """Return an identifier of this boot of this machine."""
+    """Return an identifier of this boot of this machine, which may change when the clock is set where the kernel has none."""
+    if sys.platform != "linux":
+        return str(psutil.boot_time())
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -146,7 +150,8 @@ class Rows:
 
     def prefetch(self, indices: Indices) -> None:
         """Let the kernel begin to read these samples, if they come from disk."""
-        for column, offset in zip(self._columns, self._offsets, strict=True) if self.from_disk else ():
+        advised = self.from_disk and hasattr(os, "posix_fadvise")
+        for column, offset in zip(self._columns, self._offsets, strict=True) if advised else ():
             size = column.stride(0) * column.element_size()
             for index in indices.tolist():
                 os.posix_fadvise(self._descriptor, offset + index * size, size, os.POSIX_FADV_WILLNEED)
@@ -177,7 +182,7 @@ class Rows:
         written = np.flatnonzero(self.marks == WRITTEN)
         if len(written):
             with contextlib.suppress(OSError):
-                os.fdatasync(self._descriptor)
+                os.fdatasync(self._descriptor) if hasattr(os, "fdatasync") else os.fsync(self._descriptor)
                 # Only rows that were marked before the flush: others may have been written meanwhile.
                 self.marks[written] = DURABLE
 

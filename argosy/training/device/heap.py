@@ -56,8 +56,9 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Return free memory to the system."""
-    _libc.malloc_trim(0)
+    """Return free memory to the system, where the C library keeps any."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -391,6 +391,8 @@ def _plain_filters(rule: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 def _changed_environment() -> dict[str, str | None]:
     """Return environment variables changed since the process began, except those that nodes set for themselves."""
+    if sys.platform != "linux":
+        return {}  # only processes of workers need them
     # The kernel keeps the environment with which the process was started.
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
