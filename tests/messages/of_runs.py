@@ -280,6 +280,13 @@ def left_out() -> None:
     Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
+def one_folder() -> None:
+    """Add a member on a disk that does not distinguish upper and lower case."""
+    RUN.mkdir(parents=True)
+    (RUN / "RUN.LOCK").touch()
+    Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), RunState()).check_new("MLP")
+
+
 def elsewhere(patch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Train on a system other than Linux."""
     patch.setattr(sys, "platform", "darwin")
@@ -384,6 +391,7 @@ CASES = {
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
     "a new member with the name of a removed member": left_out,
+    "a new member with the name of another in upper case, on a disk that does not distinguish the two": one_folder,
     "a run on macOS": elsewhere,
     "a run on macOS with a number of cores": lambda patch: elsewhere(patch, launcher="inline", cores=2),
     "a request to a run that has ended": ended,

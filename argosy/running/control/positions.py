@@ -55,6 +55,7 @@ class Positions:
             members = [] if answered.refused else self._added(answered.command)
             self.extend(members)
             added += [member.name for member in members]
+        self._check_folders(self.study.names)
         self._number()
         if self.job.settings.retry_failed:
             self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
@@ -96,6 +97,20 @@ class Positions:
                 f"a member {name!r} has already trained in this run, but the run's study no longer contains it. "
                 "Restore it in the study, or give the new member another name."
             )
+        self._check_folders([*self.study.names, name])
+
+    def _check_folders(self, names: Iterable[str]) -> None:
+        """Raise StudyError if two members would share a folder because the disk does not distinguish upper and lower case."""
+        if not (self.job.directory / "RUN.LOCK").exists():  # run.lock does
+            return
+        folders: dict[str, str] = {}
+        for name in names:
+            other = folders.setdefault(name.casefold(), name)
+            if other != name:
+                raise StudyError(
+                    f"members {other!r} and {name!r} would share one folder: the disk of {self.job.directory} does not distinguish "
+                    "upper and lower case. Rename one of them, or choose a directory on another disk."
+                )
 
     def extend(self, members: Sequence[Member]) -> None:
         """Add members to the study; raises StudyError if they contradict it."""
