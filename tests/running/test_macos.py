@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import studies
 
 import argosy
+from argosy.running.directory import lock
 
 PLAY = "import macos; macos.play()\n"
 TRAINING = """
@@ -69,6 +71,18 @@ def test_a_call_that_starts_processes_is_refused_before_a_run_is_moved(
     with pytest.raises(argosy.errors.PlanError, match="Use launcher inline"):
         argosy.train(studies.study(), directory=tmp_path, fresh=True)
     assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_run_of_another_user_is_read_although_no_locks_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(lock, "open_plain", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not lock.has_driver(tmp_path)
 
 
 def test_windows_is_refused_in_a_sentence(tmp_path: Path) -> None:

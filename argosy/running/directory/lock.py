@@ -49,7 +49,8 @@ def has_driver(directory: Path) -> bool:
         # Processes of a killed driver hold the lock a little longer than the driver lives.
         return _is_alive(*_signature(path))
     except PermissionError:  # another user's lock; the rest of the directory may be readable
-        return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
+        # Only Linux lists locks; elsewhere it counts as free.
+        return sys.platform == "linux" and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
     except OSError:
         return False  # without a lock there is no run
     return False
