@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import argosy
-from argosy.running.doctor.machine import EXTRAS
+from argosy.running.doctor.machine import EXTRAS, WANTED_VERSIONS
 from argosy.tracking import TRACKERS
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +131,7 @@ def test_messages_and_pages_name_extras_that_there_are() -> None:
 
 
 TOO_OLD = {
+    "numpy": "1.26.4",  # no lib.array_utils
     "typer": "0.18.0",  # no Literal: every command raised
     "optuna": "4.9.0",  # QMCSampler draws at random until a trial has ended
     "scikit-learn": "1.5.2",  # no validate_data
@@ -149,3 +150,10 @@ def test_packages_that_lack_something_are_not_admitted() -> None:
 
 def test_the_citation_is_of_this_version() -> None:
     assert f"\nversion: {argosy.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_doctor_wants_the_versions_that_the_package_requires() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {one.name: str(one.specifier) for one in map(Requirement, project["dependencies"])}
+    wanted = {name: f">={version}" for name, version in WANTED_VERSIONS.items()}
+    assert wanted == {"python": project["requires-python"], "torch": required["torch"], "numpy": required["numpy"]}

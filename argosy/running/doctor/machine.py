@@ -32,7 +32,7 @@ __all__ = ["EXTRAS", "WANTED_VERSIONS", "examine"]
 
 GIB = 2**30
 # Before torch 2.10, a file opened with weights_only=True could execute code (CVE-2026-24747).
-WANTED_VERSIONS = {"python": "3.11", "torch": "2.10", "numpy": "1.26"}
+WANTED_VERSIONS = {"python": "3.11", "torch": "2.10", "numpy": "2.0"}
 EXTRAS = {
     "scikit-learn": "demo",
     "pillow": "demo",
