@@ -13,7 +13,14 @@ import torch
 
 from argosy.readings import closure_variables, instructions_of, is_own_module
 
-__all__ = ["generators_of", "uses_random_modules", "own_generator_states", "writes_in_place", "variables_of"]
+__all__ = [
+    "generators_of",
+    "outside_parts",
+    "own_generator_states",
+    "uses_random_modules",
+    "variables_of",
+    "writes_in_place",
+]
 
 MAX_OBJECTS = 2000
 """Most objects that are searched."""
@@ -28,6 +35,16 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 def own_generator_states(*parts: Any) -> list[bytes]:
     """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
     return [_state(generator) for generator in _find_generators(parts) if not any(generator is one for one in SEEDED)]
+
+
+def outside_parts(dataset: Any) -> list[Any]:
+    """Return what may hold generators outside of a Dataset: the variables that its code reads, and the code of objects and functions that it holds.
+
+    A pipeline of transforms, for example of Albumentations, is often a global variable.
+    """
+    held = [one if isinstance(one, FunctionType) else type(one) for one in _objects_in((dataset,))]
+    code = dict.fromkeys(one for one in held if is_own_module(one.__module__))
+    return [part for one in code for part in (*generators_of(one), *variables_of(one).values())]
 
 
 def generators_of(function: Any) -> list[Any]:
@@ -128,15 +145,27 @@ def _attributes_of(code: CodeType) -> frozenset[str]:
 
 
 def _find_generators(parts: tuple[Any, ...]) -> Iterator[Any]:
+    # SystemRandom has no state.
+    return (
+        one for one in _objects_in(parts) if isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)
+    )
+
+
+def _objects_in(parts: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield these objects and those inside them: attributes, items of lists and dicts, and what partials and methods bind."""
     todo, seen = list(parts), set[int]()
     while todo and len(seen) < MAX_OBJECTS:
         one = todo.pop()
-        if id(one) in seen or isinstance(one, CLOSED):
+        if id(one) in seen or (isinstance(one, CLOSED) and not isinstance(one, FunctionType)):
             continue
         seen.add(id(one))
-        if isinstance(one, GENERATORS):
-            if not isinstance(one, random.SystemRandom):  # it has no state
-                yield one
+        yield one
+        if isinstance(one, (*GENERATORS, FunctionType)):
+            continue
+        if isinstance(one, functools.partial):
+            todo += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, MethodType):
+            todo += [one.__func__, one.__self__]
         elif isinstance(one, list | tuple | dict):
             inside = [*one.values()] if isinstance(one, dict) else one
             todo += [part for part in inside[:MAX_OBJECTS] if not isinstance(part, int | float | str | bytes)]

@@ -13,7 +13,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_of_split
-from argosy.stream.own_generators import generators_of, own_generator_states
+from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import USER_ERRORS, SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream
@@ -86,13 +86,13 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     leaves = _leaves_of(preparing, base, layout)
 
     given = [unwrap_padding(one) for one in (dataset, preparing.then)]
-    # In attributes generators are searched for after each sample, because the sample may have made one.
-    own = [*given, *itertools.chain.from_iterable(map(generators_of, given))]
+    outside = [*itertools.chain.from_iterable(map(outside_parts, given))]
 
     def read(index: int, epoch: int = 0) -> _Reading:
         sample = leaves(index, epoch)
         drew = base is not None or preparing.has_drawn(index, epoch)  # `then` may draw in each epoch
-        return _Reading(sample, drew, own_generator_states(*own))
+        # They are searched for after each sample, because the sample may have made one.
+        return _Reading(sample, drew, own_generator_states(*given) + own_generator_states(*outside))
 
     probes, stream = _probes(dataset, length), isinstance(dataset, ShardedStream) and base is None
     first = {index: read(index) for index in probes}
@@ -139,7 +139,8 @@ def _impure(split: str, dataset: Any, index: int, *, draws: bool) -> StudyError:
     return StudyError(
         f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {f'draws for sample {index}' if draws else problem} from "
         "its own generator. Draw from `random`, `numpy.random` or torch's default generator (seeded for every sample), "
-        "or derive the generator's seed from the index; write only into copies."
+        "or derive the generator's seed from the index; write only into copies. Seed transforms of a library at each call: "
+        "set_random_seed(random.getrandbits(32)) of Albumentations, set_random_state(random.getrandbits(32)) of MONAI."
     )
 
 

@@ -130,6 +130,35 @@ def test_a_generator_of_the_module_is_refused_where_samples_do_not_show_it() -> 
         source(Global(30))
 
 
+class Pipeline:
+    """Transforms of a library, with a generator of their own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+
+PIPELINE = Pipeline()
+
+
+class Piped(studies.Vectors):
+    """A dataset that is given a function, which draws from a pipeline in a global variable, with an effect on few samples."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, noise=0.0)
+        self.transform = lambda sample: seldom_by(PIPELINE.generator, sample)
+
+    def __getitem__(self, index):
+        return self.transform(super().__getitem__(index))
+
+
+@pytest.mark.parametrize(
+    "data", [Data(train=Subset(Piped(30), range(20))), Data(train=studies.Vectors(30), then=Piped(1).transform)]
+)
+def test_a_pipeline_of_the_module_is_refused_where_samples_do_not_show_it(data: Data) -> None:
+    with pytest.raises(StudyError, match=r"draws for sample 0 from its own generator"):
+        open_sources(data, seed=0)
+
+
 class InPlace(studies.Vectors):
     """A dataset that writes into the tensors that it holds, so that a sample differs each time."""
 

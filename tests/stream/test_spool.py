@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -181,12 +182,26 @@ class LateDrawing(Lines):
         return itertools.islice(super().__iter__(), LENGTH - random.randrange(10))
 
 
+PIPELINE = SimpleNamespace(generator=np.random.default_rng(0))
+"""Transforms of a library, with a generator of their own."""
+
+
+class Piped(Lines):
+    """A stream that draws from a pipeline in a global variable, with an effect on its last sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in super().__iter__():
+            yield x + int(y == LENGTH - 1) * PIPELINE.generator.random(), y
+
+
 def test_what_is_drawn_may_decide_nothing(lines: Path) -> None:
     stream = Naming(lines)
     assert opened(stream).length == LENGTH
     assert stream.given == 2 * LENGTH
     with pytest.raises(StudyError, match=r"^Data\.train: LateDrawing draws random numbers"):
         opened(LateDrawing(lines))
+    with pytest.raises(StudyError, match=r"^Data\.train: Piped draws random numbers"):
+        opened(Piped(lines))
 
 
 def test_a_stream_that_yields_other_samples_when_it_is_read_again_is_refused(lines: Path) -> None:

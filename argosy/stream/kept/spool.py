@@ -31,7 +31,7 @@ from argosy.stream.kept.readers import Found, GrowthCallback, Read, read_in_para
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING_INDEX, sample_seed
-from argosy.stream.own_generators import own_generator_states
+from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import USER_ERRORS, generator_states, sample_error, seed_everything
@@ -192,7 +192,9 @@ class Spool:
 
     def _read_shard(self, folder: Path, witnesses: Witnesses, shard: int, grown: GrowthCallback) -> _Part:
         """Write the samples of one shard to files, one for each leaf."""
-        own = own_generator_states(unwrap_padding(self.stream))
+        stream = unwrap_padding(self.stream)
+        may_draw = stream, *outside_parts(stream)
+        own = own_generator_states(*may_draw)
         with contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             part = _Part(shard=shard)
@@ -206,7 +208,7 @@ class Spool:
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(host_bytes(leaf))
                 part.samples, part.last = row + 1, leaves
-        drew = self._has_drawn() or own_generator_states(unwrap_padding(self.stream)) != own
+        drew = self._has_drawn() or own_generator_states(*may_draw) != own
         if drew and not self._equal(part):
             raise StudyError(
                 f"Data.{self.split}: {self._kind} draws random numbers, but is read only once, so they would be "
