@@ -6,6 +6,7 @@ objects of installed classes. Objects without such a state, for example open fil
 
 import argparse
 import bisect
+import contextlib
 import copyreg
 import dis
 import functools
@@ -71,8 +72,12 @@ CONTAINERS = (
     functools.cached_property,
 )
 """Types whose subclasses hold methods and attributes besides their items."""
+ITEMS = (list, tuple, set, frozenset, Mapping, np.ndarray, torch.Tensor)
+"""Those whose instances may hold attributes of their own, such as the mask of an array, its unit, or the attributes of a Dataset of xarray."""
 MAX_PATHS = 1000
-"""Most paths in one list that are checked for being files."""
+"""Most paths in one list that are checked for being files, and most entries of a folder."""
+READ_IN_C = (".h5", ".hdf5", ".nc", ".mdb", ".parquet", ".arrow")
+"""Endings of files that libraries in C open, mostly by a folder and a name, so that Python does not see it."""
 JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
@@ -225,8 +230,10 @@ class ValueText:
             return ""
         if isinstance(value, defaultdict):
             return f" {self.of(value.default_factory)}"
-        array = isinstance(value, np.ndarray | torch.Tensor) and not isinstance(value, np.memmap)
-        if not is_own(type(value)) and not (array and attributes_of(value)):  # attributes such as a mask or a unit
+        holds_more = (
+            isinstance(value, ITEMS) and not isinstance(value, np.memmap) and not _is_standard(type(value).__module__)
+        )
+        if not is_own(type(value)) and not (holds_more and attributes_of(value)):
             return ""
         if isinstance(value, CONTAINERS):
             return f" {self.of(type(value))} {self.attributes(attributes_of(value))}"
@@ -235,12 +242,12 @@ class ValueText:
     def _plain(self, values: Any, atoms: Iterable[Any]) -> str:
         """Return plain values as text; note the paths among them."""
         assert self.whole is not None
-        # A name without a folder is mostly that of a file in a folder that another value names.
-        texts = [atom for atom in atoms if type(atom) is str and os.sep in atom]
+        # Another name without a folder is mostly that of a file in a folder that another value names.
+        texts = [atom for atom in atoms if type(atom) is str and (os.sep in atom or atom.endswith(READ_IN_C))]
         paths = [text for text in texts if text.startswith(os.sep)]
         for some in (paths, [text for text in texts if not text.startswith(os.sep)]):
             if len(some) <= MAX_PATHS:
-                self.whole.named.update(dict.fromkeys(path for path in some if os.path.isfile(path)))  # noqa: PTH113
+                self.whole.named.update(dict.fromkeys(file for path in some for file in _files_named(path)))
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)
@@ -310,9 +317,8 @@ class ValueText:
 
     def note_installed(self, module: str | None) -> None:
         """Note the package of an installed module."""
-        package = (module or "").partition(".")[0]
-        if self.whole is not None and package not in sys.stdlib_module_names and not is_own_module(module):
-            self.whole.packages.add(package)
+        if self.whole is not None and not _is_standard(module or "") and not is_own_module(module):
+            self.whole.packages.add((module or "").partition(".")[0])
 
     def _code(self, code: types.CodeType) -> str:
         """Return code as text, which is the same whether the modules that it names are imported in its own file or cell, or in another."""
@@ -354,6 +360,22 @@ def _has_hidden_data(kind: type) -> bool:
     """Return whether objects of a class hold data outside their attributes, as those of classes written in C do, such as file readers or deques."""
     pointers = len(copyreg._slotnames(kind)) + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)  # type: ignore[attr-defined]
     return kind.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
+
+
+def _is_standard(module: str) -> bool:
+    """Return whether a module is of Python's standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _files_named(path: str) -> list[str]:
+    """Return a path if it is that of a file; of a folder the files in it that libraries in C open."""
+    if not os.path.isdir(path):  # noqa: PTH112
+        return [path] if os.path.isfile(path) else []  # noqa: PTH113
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        names = [one.name for one in itertools.islice(entries, MAX_PATHS)]
+        # LMDB writes to its lock.mdb when it is opened.
+        return [os.path.join(path, one) for one in names if one.endswith(READ_IN_C) and one != "lock.mdb"]  # noqa: PTH118
+    return []
 
 
 def _array(value: Any) -> str:

@@ -385,6 +385,13 @@ class Mapping(Dataset[Any]):
         return torch.from_file(self.name, size=LENGTH, dtype=torch.float64)[index : index + 1].clone()
 
 
+class MappingIn(Mapping):
+    """The same, given the folder of its file."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_file(f"{self.name}/data.mdb", size=LENGTH, dtype=torch.float64)[index : index + 1].clone()
+
+
 class Growing(Dataset[Any]):
     """A dataset whose length is an argument."""
 
@@ -523,6 +530,11 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: np.ma.array([1.0, 2.0], mask=[True, False]),
         lambda: np.ma.array([1.0, 2.0], mask=[False, False]),
         lambda value: value.filled(0.0)[0],
+    ),
+    "an attribute of a library's mapping": (
+        lambda: pytest.importorskip("cachetools").Cache(maxsize=1),
+        lambda: pytest.importorskip("cachetools").Cache(maxsize=2),
+        lambda value: value.maxsize,
     ),
     "bytes": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda value: value[0]),
     "the type of a number": (lambda: np.float32(0.1), lambda: np.float64(0.1), lambda value: value.itemsize),
@@ -777,15 +789,31 @@ def test_a_file_that_changed_is_found(desk: Desk, name: str, old: bool) -> None:
     found_out(again, lambda: change(folder), again, by)
 
 
-@pytest.mark.parametrize("folder", ["data/", "{}/data/"])
-def test_a_file_that_is_read_in_native_code_is_found_by_its_name(desk: Desk, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "named", "file"),
+    [
+        (Mapping, "data/numbers.bin", ""),
+        (Mapping, "{}/data/numbers.bin", ""),
+        (Mapping, "numbers.h5", ""),
+        (MappingIn, "{}/data", "/data.mdb"),
+    ],
+)
+def test_a_file_that_is_read_in_native_code_is_found_by_its_name(desk: Desk, kind: Any, named: str, file: str) -> None:
     desk.data()
     desk.monkeypatch.chdir(desk.folder)
-    name = f"{folder.format(desk.folder)}numbers.bin"
+    name = named.format(desk.folder)
     numbers = np.arange(LENGTH, dtype=np.float64)
-    numbers.tofile(name)
+    numbers.tofile(name + file)
     changed = numbers + (numbers == ONE)
-    found_out(lambda: Mapping(name), lambda: changed.tofile(name), lambda: Mapping(name), WITNESS)
+    found_out(lambda: kind(name), lambda: changed.tofile(name + file), lambda: kind(name), WITNESS)
+
+
+def test_the_lock_of_a_database_is_no_part_of_its_content(desk: Desk) -> None:
+    folder = desk.data()
+    np.arange(LENGTH, dtype=np.float64).tofile(folder / "data.mdb")
+    lock = folder / "lock.mdb"
+    lock.write_bytes(b"1")
+    not_missed(lambda: MappingIn(str(folder)), lambda: lock.write_bytes(b"23"), lambda: MappingIn(str(folder)))
 
 
 def test_another_file_that_is_mapped_is_found(desk: Desk) -> None:

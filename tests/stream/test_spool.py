@@ -128,6 +128,20 @@ def test_a_file_that_has_changed_is_read_again(lines: Path) -> None:
     assert filled(source, [LENGTH - 1])[0].leaves[1].item() == 50
 
 
+class Native(Lines):
+    """A stream of the bytes of a file, which it reads in C++."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.from_file(str(self.path), size=LENGTH, dtype=torch.uint8).clone())
+
+
+def test_a_file_that_is_read_in_native_code_and_has_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.bin"
+    for last in (1, 2):
+        path.write_bytes(bytes(LENGTH - 1) + bytes([last]))
+        assert filled(opened(Native(path)), [LENGTH - 1])[0].leaves[0].item() == last
+
+
 def test_then_draws_anew_in_each_epoch(lines: Path) -> None:
     source = opened(Lines(lines), then=doubled)
     first, second = (filled(source, np.arange(LENGTH), epoch=epoch)[0].leaves[0] for epoch in range(2))

@@ -29,7 +29,7 @@ from argosy.stream.kept.keys import Key, make_key
 from argosy.stream.kept.proof import SAMPLES_VERIFIED
 from argosy.stream.kept.readers import Found, GrowthCallback, Read, read_in_parallel
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.witnesses import RECORDER, Witnesses
+from argosy.stream.kept.witnesses import RECORDER, Witnesses, make_notes
 from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
@@ -172,6 +172,7 @@ class Spool:
         """Read the whole stream into rows."""
         with cache.new() as folder:
             witnesses = Witnesses(folder, key.roots)
+            witnesses.write(make_notes(key.files, key.roots))
             read_parts = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
             parts = [part for part in read_parts if part.layout is not None]
             if not parts:
