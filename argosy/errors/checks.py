@@ -314,7 +314,7 @@ def check_not_an_iterator(what: str, dataset: Any) -> None:
     """Raise StudyError for an iterator, which only this process can read, and only once."""
     if isinstance(dataset, set | frozenset):
         raise StudyError(f"{what} is a set, whose order differs between processes. Pass sorted(...).")
-    if hasattr(dataset, "__next__") and not isinstance(dataset, type):
+    if hasattr(dataset, "__next__") and not isinstance(dataset, type) and not is_map_style(dataset):
         raise StudyError(
             f"{what} is a {type(dataset).__name__}, which can be read only once and only by this process. Pass a function without arguments "
             "that returns it, or an object with __iter__."

@@ -470,6 +470,17 @@ def test_what_can_be_read_once_only_is_refused(lines: Any) -> None:
         Data(train=studies.Vectors(30), val=lines)
 
 
+class Both(studies.Vectors):
+    """A dataset with samples by index that is an iterator too, such as the StreamingDataset of LitData."""
+
+    def __next__(self) -> Any:
+        return self[0]
+
+
+def test_a_dataset_with_samples_by_index_may_be_an_iterator_too() -> None:
+    assert open_sources(Data(train=Both(30)), seed=0)["train"].length == 30
+
+
 def test_a_set_has_no_order() -> None:
     with pytest.raises(StudyError, match=r"^Data\.train is a set, whose order differs between processes\. Pass sorted"):
         Data(train={"a", "b"})
