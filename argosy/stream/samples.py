@@ -1,6 +1,7 @@
 """One sample of a Dataset: prepared under its own seed, and named in the error if preparation fails."""
 
 import contextlib
+import os
 import random
 import traceback
 from collections.abc import Callable, Sequence
@@ -55,9 +56,9 @@ class SamplePreparer:
 
         Compares the next number (53 bits) of each generator, because the complete states are much longer.
         """
-        following = _draw_numbers()
+        following = ENTROPY.requests, _draw_numbers()
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
-        return following != _draw_numbers()
+        return following != (0, _draw_numbers())
 
     def finished(self, leaves: Sequence[torch.Tensor], layout: Layout, index: int, epoch: int = 0) -> Any:
         """Return the output of `then` for a sample, under its own seed: the same for a kept sample and a newly prepared one."""
@@ -76,16 +77,34 @@ class SamplePreparer:
         return self.finished(leaves, base, index, epoch)
 
 
+class _Entropy:
+    """Gives random bytes of the operating system, and counts the requests since the generators were seeded.
+
+    `numpy.random.default_rng()` takes its seed from there, so what it draws is not determined by the seed of the sample.
+    """
+
+    requests = 0
+
+    def __call__(self, size: int) -> bytes:
+        self.requests += 1
+        return os.urandom(size)
+
+
+ENTROPY = _Entropy()
+vars(random)["_urandom"] = ENTROPY  # of which NumPy asks, through `secrets`
+
+
 def _draw_numbers() -> tuple[float, float, float]:
     """Draw a number from each of the three generators."""
     return random.random(), np.random.random_sample(), torch.rand((), dtype=torch.float64).item()
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Return the states of the three generators, which are equal to earlier ones if nothing was drawn in between."""
+    """Return the states of the three generators and of `ENTROPY`, which are equal to earlier ones if nothing was drawn in between."""
     of_numpy: Any = np.random.get_state()
     _, words, *place = of_numpy
-    return random.getstate(), words.tobytes(), place, torch.default_generator.get_state().numpy().tobytes()
+    of_torch = torch.default_generator.get_state().numpy().tobytes()
+    return random.getstate(), words.tobytes(), place, of_torch, ENTROPY.requests
 
 
 def seed_everything(seed: int) -> None:
@@ -93,6 +112,7 @@ def seed_everything(seed: int) -> None:
 
     ``torch.manual_seed`` is not used: it also visits every accelerator and takes a hundred times longer.
     """
+    ENTROPY.requests = 0
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # it takes no more bits
     torch.default_generator.manual_seed(seed)

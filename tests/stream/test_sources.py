@@ -159,6 +159,18 @@ def test_a_pipeline_of_the_module_is_refused_where_samples_do_not_show_it(data: 
         open_sources(data, seed=0)
 
 
+class Fresh(studies.Vectors):
+    """A dataset that flips one sample in a million, by a new generator without a seed, so that probes do not show it."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (-x if np.random.default_rng().random() < 1e-6 else x), y
+
+
+def test_samples_that_draw_from_new_generators_without_a_seed_are_not_kept() -> None:
+    assert not source(Fresh(30)).facts.constant
+
+
 class InPlace(studies.Vectors):
     """A dataset that writes into the tensors that it holds, so that a sample differs each time."""
 
