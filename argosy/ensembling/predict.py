@@ -89,18 +89,18 @@ def data_with_samples(study: Study, samples: Any) -> Data:
             "table[columns].to_numpy()."
         )
     check_not_a_loader("samples to predict: the object passed", samples)
-    if isinstance(samples, list) and samples and all(hasattr(one, "shape") for one in samples):
+    if isinstance(samples, list) and samples and all(map(_is_array, samples)):
         raise StudyError(
             f"report.predict was given a list of {len(samples)} arrays, which may be samples or inputs. Pass torch.stack(samples) for "
             "samples, or a tuple of arrays with one row per sample for inputs."
         )
-    if hasattr(samples, "shape"):
+    if _is_array(samples):
         samples = (samples,)
     if isinstance(samples, Mapping) or (
         isinstance(samples, tuple) and any(isinstance(part, Mapping) for part in samples)
     ):
         samples = RowsByName(samples)
-    arrays = isinstance(samples, tuple) and all(hasattr(array, "shape") for array in samples)
+    arrays = isinstance(samples, tuple) and all(map(_is_array, samples))
     if arrays and study.data.ragged is not None:
         raise StudyError(
             "report.predict was given arrays, but the study's samples vary in length (Data.ragged). Pass a Dataset "
@@ -110,6 +110,10 @@ def data_with_samples(study: Study, samples: Any) -> Data:
     if arrays:
         check_arrays("report.predict: samples", samples)
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")  # a dataset of Hugging Face has a shape, too
 
 
 class RowsByName:

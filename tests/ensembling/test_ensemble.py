@@ -560,6 +560,9 @@ def test_arrays_are_predicted_by_their_names(tmp_path: Path) -> None:
     report = trained(tmp_path, [member("net", model=Halves)], data=data, epochs=1)
     parts = {"upper": X[:40, :32], "lower": X[:40, 32:].numpy()}
     wanted = report.predict(ByName())[:40]
+    with_shape = ByName()
+    with_shape.shape = 300, 2  # type: ignore[attr-defined]  # as a dataset of Hugging Face has
+    torch.testing.assert_close(report.predict(with_shape)[:40], wanted)
     for samples in (parts, (parts,), (parts, Y[:40])):
         torch.testing.assert_close(report.predict(samples), wanted)
     with pytest.raises(StudyError, match="arrays have 39 and 40 rows"):
