@@ -42,6 +42,8 @@ MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and similar devices."""
 MAPS_WITH_STATE = "lmdb"
 """A package whose memory-mapped files must not be shared with a fork either."""
+WITH_THREADS = ("duckdb", "polars")
+"""Packages with threads of their own, which Python does not list and a fork lacks: it waits for them for ever."""
 
 
 _Message = Mapping[str, Facts | None]
@@ -203,6 +205,8 @@ def list_unforkable() -> frozenset[str]:
         files -= Counter(_mapped_files())
     # The monitor thread of tqdm only watches progress bars, and every process that shows one starts its own.
     threads = {thread.name for thread in threading.enumerate() if not type(thread).__module__.startswith("tqdm")}
+    if len(os.listdir("/proc/self/task")) > threading.active_count():  # noqa: PTH208
+        threads |= {f"the threads of {package}" for package in WITH_THREADS if package in sys.modules}
     return frozenset(files.elements()) | others | threads
 
 

@@ -1,5 +1,6 @@
 """Tests that each forked loader worker has its own position in a dataset's open files, however they were opened."""
 
+import _thread
 import os
 import signal
 import sqlite3
@@ -157,3 +158,14 @@ def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() ->
             spare.take_over({}, lambda: None)
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_threads_that_a_package_has_started_are_not_usable_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "WITH_THREADS", ("json",))
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    _thread.start_new_thread(lock.acquire, ())  # unknown to `threading`, as those of Polars
+    try:
+        assert "the threads of json" in standby.list_unforkable()
+    finally:
+        lock.release()
