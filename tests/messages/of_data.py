@@ -54,7 +54,8 @@ class Unseeded(Numbers):
     """A stream that draws from a generator without a seed."""
 
     def __iter__(self) -> Any:
-        return (torch.tensor(number) for number in np.random.default_rng().random(self.count))
+        generator = random.Random()
+        return (torch.tensor(generator.random()) for _ in range(self.count))
 
 
 def rows_from(shard: str, row: int) -> Any:
