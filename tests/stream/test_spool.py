@@ -177,7 +177,7 @@ class Shuffling(Lines):
 
     def __iter__(self) -> Iterator[Any]:
         samples = list(super().__iter__())
-        return (samples[number] for number in np.random.default_rng().permutation(LENGTH))
+        return iter(random.Random().sample(samples, LENGTH))
 
 
 class Once(Lines):
