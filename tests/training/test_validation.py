@@ -144,6 +144,38 @@ def test_what_a_metric_binds_is_where_its_arguments_are() -> None:
     assert not loss.weight.is_meta
 
 
+class Apart(torch.Tensor):
+    """A tensor that cannot be read as an array before it is copied to the host, as on a GPU."""
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor.")
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("kind", [Apart, torch.bfloat16])
+def test_metrics_may_read_outputs_as_arrays(kind: Any) -> None:
+    """Metrics of scikit-learn do; the first batch, which shows their kind, is given to them as the whole set is."""
+
+    def right_of_numpy(output: torch.Tensor, target: torch.Tensor) -> Any:
+        return output.numpy().argmax(1) == target.numpy()
+
+    metrics = {"sample": right_of_numpy, "set": lambda *both: float(right_of_numpy(*both).mean())}
+    backend = SimpleNamespace(
+        device=open_backend("cpu:0").device, fetch=lambda leaf: (leaf.cpu(), SimpleNamespace(synchronize=lambda: None))
+    )
+    validation = Validation(studies.member(metrics=metrics), backend)  # type: ignore[arg-type]
+    outputs = OUTPUTS.to(kind) if kind is torch.bfloat16 else OUTPUTS.as_subclass(kind)
+    validation.add(41, Digest(), OUTPUTS[:, 0], outputs, TARGETS)
+    validation.check(41, outputs, TARGETS)
+    validation.end()
+    expected = float(right(outputs.cpu().float(), TARGETS).double().mean())
+    assert validation.values() == pytest.approx(
+        {"loss": float(OUTPUTS[:, 0].mean()), "sample": expected, "set": expected}
+    )
+
+
 @pytest.mark.parametrize("device", ["cpu:0", "late:0"])
 @pytest.mark.parametrize("sizes", [[41], [1] * 41, [1, 20, 20], [20, 20, 1], [7, 34]])
 def test_values_do_not_depend_on_batches(devices: None, device: str, sizes: list[int]) -> None:  # noqa: F811

@@ -32,6 +32,8 @@ __all__ = ["Validation", "is_state", "makes_states", "new_state"]
 KINDS = "one value per sample, one number for the whole set, or an object with update(outputs, targets) and compute()"
 HOST = torch.device("cpu")
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+NO_ARRAY = ("to numpy", "unsupported ScalarType")
+"""Texts of torch's errors for tensors that cannot be read as arrays."""
 
 
 class MetricState(Protocol):
@@ -54,6 +56,8 @@ class Validation:
     """Set if the study has an ensemble."""
     sums: Tally = field(init=False)
     """Sums of the loss and of the per-sample metrics."""
+    _of_batches: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    """Metrics that are functions, as they are called with a batch."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _lacking: set[str] = field(default_factory=set)
@@ -130,7 +134,7 @@ class Validation:
     def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
         if name not in self._states:
-            return _tensor(self._bound_on(self.backend.device, metric)(*pair))
+            return _tensor(self._of_batches[name](*pair))
         state = self._state(name, metric)
         state.update(*pair)
         return _tensor(state.compute())
@@ -150,19 +154,32 @@ class Validation:
                 continue
             metric = self._bound_on(self.backend.device, given)
             try:
-                value = _tensor(metric(output, target))
-            except ValueError:
-                # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
-                value = _of_all_classes(metric, output, target)
-                if value is None:
+                value = self._first_value(name, metric, output, target)
+            except TypeError as error:
+                # Torch refuses to convert tensors of accelerators and of bfloat16 to arrays.
+                if not any(words in str(error) for words in NO_ARRAY):
                     raise
-                self._lacking.add(name)
+                metric = partial(_as_gathered, self._bound_on(HOST, given))
+                value = self._first_value(name, metric, output, target)
+            self._of_batches[name] = metric
             if value is not None and value.dim() and len(value) == rows:
                 self._per_sample[name] = metric
             elif value is not None and not value.dim():
                 self._of_the_set[name] = given
             else:
                 raise self._refusal(name, value, f"a batch of {rows}")
+
+    def _first_value(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
+        """Return a metric's value for the first batch, with all classes as targets if it raises without."""
+        try:
+            return _tensor(metric(output, target))
+        except ValueError:
+            # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
+            value = _of_all_classes(metric, output, target)
+            if value is None:
+                raise
+            self._lacking.add(name)
+            return value
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
@@ -273,6 +290,13 @@ class _Gathered:
 def _widened(leaf: torch.Tensor) -> torch.Tensor:
     """Return low-precision numbers as float32, because sums over a whole set need it."""
     return leaf.detach().float() if leaf.dtype in LOW_PRECISION else leaf.detach()
+
+
+def _as_gathered(metric: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
+    """Return a metric of a batch that is given like a whole set: on the host, and not in low precision. Waits for the device."""
+    return metric(
+        *map_leaves(lambda leaf: _widened(leaf).cpu() if isinstance(leaf, torch.Tensor) else leaf, (output, target))
+    )
 
 
 def _twice(leaf: Any) -> Any:
