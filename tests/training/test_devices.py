@@ -19,6 +19,7 @@ import late
 import numpy as np
 import pytest
 import torch
+from blocks import blocks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import PlanError, StudyError, WorkerError
@@ -552,16 +553,25 @@ def test_what_ran_out_of_memory_is_gone_when_it_is_tried_again(
         made.append(weakref.ref(half))
         raise torch.OutOfMemoryError("no memory")
 
-    ends = guard.Guard(
-        "late:1",
-        backend,
-        tmp_path,
-        list[object]().append,
-        lambda name, failed=False: None,
-        lambda _: [],
-        lambda _: False,
-    )
-    assert ends("m", build, again=True) == "there is room"
+    assert guarded(backend, tmp_path, [])("m", build, again=True) == "there is room"
+
+
+def guarded(backend: Any, folder: Path, emitted: list[Any]) -> guard.Guard:
+    """Return a guard of members that run out of memory or fail."""
+    drop = lambda name, failed=False: None  # noqa: E731
+    return guard.Guard("late:1", backend, folder, emitted.append, drop, lambda _: [], lambda _: False)
+
+
+def test_a_tensor_that_was_left_on_the_host_is_told_how_to_be_placed(tmp_path: Path) -> None:
+    here, there = torch.ones(2), torch.ones(2, device="meta")
+    gpu: Any = SimpleNamespace(device=there.device, apart=False, synchronize=lambda: None)
+    emitted = list[Any]()
+    guarded(gpu, tmp_path, emitted)("m", lambda: here + there)
+    assert "batches and networks are on meta: make tensors there (device=x.device)" in repr(emitted)
+    copies = DeviceCopies(gpu, lambda batch: (here + there, batch[1]))
+    with pytest.raises(RuntimeError, match="device") as caught:
+        copies.start(blocks(np.arange(4), 4)[0])
+    assert "batches and networks are on meta" in caught.value.__notes__[0]
 
 
 def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

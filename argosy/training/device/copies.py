@@ -25,7 +25,7 @@ from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.equivalence import UNMOVED, ComparedPair, difference
-from argosy.training.device.moved import copy_held
+from argosy.training.device.moved import copy_held, note_placement
 from argosy.training.device.resident import ResidentRows
 
 __all__ = ["DeviceCopies"]
@@ -129,7 +129,11 @@ class DeviceCopies:
         private = shared and self._writes.get(split, True)
         parts = _parts(block) if split not in self._tried and block.place.rows >= 2 * CHECK_SAMPLES else ()
         source = block.private() if private else block
-        outputs, tree = flatten(on_device(unflatten(list(source.leaves), source.tree)))
+        try:
+            outputs, tree = flatten(on_device(unflatten(list(source.leaves), source.tree)))
+        except RuntimeError as error:
+            note_placement(error, self.backend.device)
+            raise
         wrote = source.touched or (private and not same_bits(source.leaves, block.leaves))
         if shared and wrote and not private:
             raise StudyError(

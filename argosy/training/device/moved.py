@@ -15,10 +15,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from argosy.stream.copied import copy_network
 
-__all__ = ["COPIES", "copy_held", "move_own"]
+__all__ = ["COPIES", "copy_held", "move_own", "note_placement"]
 
 COPIES: MutableMapping[Any, dict[torch.device, Any]] = WeakIdKeyDictionary()
 """Copies of tensors and networks by device; all functions that are called there share them. A run in the caller's process clears it."""
+
+MIXED = ("same device", "not on the expected device", "device type for generator", "and weight type (")
+"""Texts of torch's errors for tensors of the host among those of a device."""
 
 
 def move_own(module: nn.Module, device: torch.device) -> None:
@@ -60,3 +63,12 @@ def copy_held(value: Any, device: torch.device, lists: dict[int, Any] | None = N
         copy: Any = value.detach().to(device) if isinstance(value, Tensor) else copy_network(value).to(device)
         copies[device] = nn.Parameter(copy, value.requires_grad) if isinstance(value, nn.Parameter) else copy
     return copies[device]
+
+
+def note_placement(error: Exception, device: torch.device) -> None:
+    """Note on an error of members' code that mixes tensors of the host with those of an accelerator how to place them."""
+    if device.type != "cpu" and any(words in str(error) for words in MIXED):
+        error.add_note(
+            f"batches and networks are on {device}: make tensors there (device=x.device), register_buffer those that a network "
+            "holds, and bind those of other functions with functools.partial"
+        )

@@ -16,6 +16,7 @@ from argosy.protocol.trainer import OutOfMemory, SectionReport
 from argosy.stream.samples import USER_ERRORS
 from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, wait_for_memory
+from argosy.training.device.moved import note_placement
 from argosy.training.member.live import LiveMember
 from argosy.training.trainer.descriptors import Descriptors, lowest_free
 
@@ -77,6 +78,7 @@ class Guard:
             if not self._files.exhausted_by(name):
                 self.check_process((name,), error)
             if not is_out_of_memory(error):
+                note_placement(error, self._backend.device)
                 self._fail(name, "".join(traceback.format_exception(error)), trace_of(error))
                 return None
             detail = str(error)
