@@ -1,6 +1,7 @@
 """Tests runs on simulated accelerators (see `late`): no peculiarity of a GPU may change a study's results."""
 
 import gc
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,6 +203,16 @@ class AssertsForNan(nn.Linear):
         if self.weight.isnan().any():
             late.poison_later()
         return super().forward(inputs) * (float("nan") if self.steps > 14 else 1.0)
+
+
+def test_a_member_whose_epoch_is_one_block_has_diverged(tmp_path: Path) -> None:
+    """The device has not completed the last block of an epoch when its steps have been issued."""
+    arrays = torch.full((32, 12), math.nan), torch.arange(32) % 3
+    fleet = [studies.member(f"m{batch}", model=partial(nn.Linear, 12, 3), batch_size=batch) for batch in (8, 16)]
+    study = studies.study(data=argosy.Data(arrays=arrays, val_arrays=arrays), fleet=fleet, epochs=2)
+    with pytest.warns(MemberFailed, match="not a number after"):
+        report = argosy.train(study, directory=tmp_path, devices="late:0", launcher="inline", quiet=True)
+    assert [(row.status, row.sections) for row in report.rows] == [("diverged", ())] * 2
 
 
 def test_a_member_that_asserts_for_what_it_became_has_diverged(tmp_path: Path) -> None:

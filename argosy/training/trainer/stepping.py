@@ -213,18 +213,22 @@ class Stepping:
         return through
 
     def _stepped(self, instance: ProgramInstance) -> None:
-        """End members whose loss is not finite."""
         for assigned in instance.assignment:
-            live = assigned.live
-            # Read only once: a second read waits for an asynchronous device to complete this block. A careful trainer does wait,
-            # because the results of these steps may fail an assertion in the next block.
-            if not (live.diverged or (self._guard.careful and live.diverged)):
-                continue
-            if assigned.leads:
-                reason = f"its training loss is not a number after {live.steps} steps"
-                self._guard.end(assigned.name, "diverged", reason)
-            else:
-                self.drop(assigned.name)  # its first device ends it
+            # A careful trainer waits, because the results of these steps may fail an assertion in the next block.
+            self.end_if_diverged(assigned, wait=self._guard.careful)
+
+    def end_if_diverged(self, assigned: AssignedMember, *, wait: bool) -> bool:
+        """End a member whose training loss is not finite; returns whether it was. Without `wait`, an asynchronous device's last block is left out."""
+        live = assigned.live
+        # The second read waits for an asynchronous device to complete its steps.
+        if not (live.diverged or (wait and live.diverged)):
+            return False
+        if assigned.leads:
+            reason = f"its training loss is not a number after {live.steps} steps"
+            self._guard.end(assigned.name, "diverged", reason)
+        else:
+            self.drop(assigned.name)  # its first device ends it
+        return True
 
     def _called(self) -> bool:
         """Send a heartbeat after a step; returns whether to stop before the next."""

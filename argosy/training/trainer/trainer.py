@@ -325,6 +325,9 @@ class Trainer:
                 # Reading the sums would wait as well, but hangs are only detected while the trainer is marked busy.
                 with self.heartbeat.busy("waiting for its device"):
                     assigned.wait()
+                    diverged = self.stepping.end_if_diverged(assigned, wait=True)
+                if diverged:
+                    continue
                 ended = self.guard(name, partial(assigned.end_section, section, self.name))
                 if ended is not None and assigned.leads:
                     events.append(ended)
