@@ -4,7 +4,7 @@ import contextlib
 import os
 import random
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,15 @@ from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
 from argosy.stream.trees import unflatten
 
-__all__ = ["USER_ERRORS", "SamplePreparer", "generator_states", "format_error", "sample_error", "seed_everything"]
+__all__ = [
+    "USER_ERRORS",
+    "SamplePreparer",
+    "counting_entropy",
+    "format_error",
+    "generator_states",
+    "sample_error",
+    "seed_everything",
+]
 
 USER_ERRORS = (Exception, SystemExit)
 """What a user's code may raise without ending the process. SystemExit comes from code that parses a command line."""
@@ -44,7 +52,7 @@ class SamplePreparer:
         """Return the Dataset's sample for this epoch."""
         self.heartbeat.beat(index)
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
-        with self.watching():
+        with self.watching(), counting_entropy():
             return self.dataset[index]
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
@@ -91,7 +99,19 @@ class _Entropy:
 
 
 ENTROPY = _Entropy()
-vars(random)["_urandom"] = ENTROPY  # of which NumPy asks, through `secrets`
+
+
+@contextlib.contextmanager
+def counting_entropy() -> Iterator[None]:
+    """Count requests for random bytes of the operating system inside."""
+    names = vars(random)
+    # NumPy asks this function, through `secrets`.
+    before = names["_urandom"]
+    names["_urandom"] = ENTROPY
+    try:
+        yield
+    finally:
+        names["_urandom"] = before
 
 
 def _draw_numbers() -> tuple[float, float, float]:

@@ -20,7 +20,14 @@ from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts
-from argosy.stream.samples import USER_ERRORS, SamplePreparer, format_error, sample_error, seed_everything
+from argosy.stream.samples import (
+    USER_ERRORS,
+    SamplePreparer,
+    counting_entropy,
+    format_error,
+    sample_error,
+    seed_everything,
+)
 from argosy.stream.shards import ShardedStream
 
 __all__ = ["ArraySource", "DatasetSource", "Filled", "Source", "format_activity", "note_in_log"]
@@ -208,7 +215,7 @@ class DatasetSource(Source):
         doing = f"preparing {len(indices)} samples of {self.split} from {indices[0]} on"
         first = int(indices[0])
         seed_everything(sample_seed(self.preparing.seed, self.preparing.split, epoch, first))
-        with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
+        with self.heartbeat.busy(doing, opaque=True), self.preparing.watching(), counting_entropy():
             try:
                 samples = list(self.preparing.dataset.__getitems__(indices.tolist()))
             except USER_ERRORS:  # the user's code: the sample raises again when it is requested alone

@@ -34,7 +34,7 @@ from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
-from argosy.stream.samples import USER_ERRORS, generator_states, sample_error, seed_everything
+from argosy.stream.samples import USER_ERRORS, counting_entropy, generator_states, sample_error, seed_everything
 from argosy.stream.shards import next_sample, open_shard, shard_count
 from argosy.stream.trees import unflatten
 from argosy.stream.value_text import UnreadableContent
@@ -196,7 +196,7 @@ class Spool:
         stream = unwrap_padding(self.stream)
         may_draw = stream, *outside_parts(stream)
         own = own_generator_states(*may_draw)
-        with contextlib.ExitStack() as files:
+        with counting_entropy(), contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             part = _Part(shard=shard)
             for row, (leaves, tree) in enumerate(self._samples_of(shard)):

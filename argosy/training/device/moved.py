@@ -65,7 +65,7 @@ def copy_held(value: Any, device: torch.device, lists: dict[int, Any] | None = N
     return copies[device]
 
 
-def note_placement(error: Exception, device: torch.device) -> None:
+def note_placement(error: BaseException, device: torch.device) -> None:
     """Note on an error of members' code that mixes tensors of the host with those of an accelerator how to place them."""
     if device.type != "cpu" and any(words in str(error) for words in MIXED):
         error.add_note(
