@@ -338,10 +338,10 @@ class Coded(SGD):
 
 
 class Keyed(SGD):
-    """An optimizer that finds sums of gradients by weights, in a dict in its group as GrokAdamW, and one in its state."""
+    """An optimizer that finds sums of gradients by weights, in a dict in its group as GrokAdamW, or in a list there, and in its state."""
 
     def step(self, closure: Any = None) -> None:
-        sums, counts = self.param_groups[0].setdefault("sums", {}), self.state["counts"]
+        (sums,), counts = self.param_groups[0].setdefault("sums", [{}]), self.state["counts"]
         for weight in self.param_groups[0]["params"]:
             sums[weight] = 0.9 * sums.get(weight, 0.0) + weight.grad
             counts[weight] = counts.get(weight, 0) + 1

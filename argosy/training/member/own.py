@@ -199,8 +199,8 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         group.update(own)
     weights = _named_weights(optimizer)
     for holder in (*optimizer.param_groups, optimizer.state):
-        inner = {key: item for key, item in holder.items() if isinstance(item, dict)}
-        holder.update({key: _renamed(item, lambda name: weights.get(name, name)) for key, item in inner.items()})
+        inner = {key: item for key, item in holder.items() if item is not holder.get("params")}
+        holder.update(_renamed(inner, lambda name: weights.get(name, name)))
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
             if weight in optimizer.state and number in state.get("state", {}):
