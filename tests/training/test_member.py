@@ -1632,6 +1632,19 @@ class Halving(SGD):
         super().step()
 
 
+class Anchored(SGD):
+    """An optimizer that holds back weights near those before its first step, which a resumed one lacks."""
+
+    def step(self, closure: Any = None) -> None:
+        weights = self.param_groups[0]["params"]
+        if not self.state["made"]:
+            self.anchors = [weight.detach().clone() for weight in weights]
+        self.state["made"] = {"once": True}
+        for weight, anchor in zip(weights, self.anchors, strict=True):
+            weight.grad += 0.01 * (weight.detach() - anchor)
+        super().step()
+
+
 STEPS = {"made": 0}
 
 
@@ -1706,6 +1719,7 @@ class Following(nn.Linear):
         ({"optimizer": partial(Slow, lr=0.1)}, "steps change 'steps' of its optimizer Slow"),
         ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Halving, lr=0.1)}, "steps change 'halved' of its optimizer Halving"),
+        ({"optimizer": partial(Anchored, lr=0.1)}, "steps change 'anchors' of its optimizer Anchored"),
         ({"optimizer": partial(Decaying, lr=0.1)}, "steps change the outer variable 'STEPS'"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         ({"optimizer": partial(Leading, shares=False, lr=0.1, momentum=0.9)}, ""),

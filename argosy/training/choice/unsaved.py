@@ -19,6 +19,7 @@ from argosy.stream.blocks import Block, same_bits
 from argosy.stream.own_generators import own_generator_states, variables_of
 from argosy.stream.trees import flatten
 from argosy.training.choice.copies import ShownBatch
+from argosy.training.device.attempts import attempt
 from argosy.training.member.copied import (
     CALLED,
     called_objects,
@@ -108,10 +109,13 @@ class UnsavedState:
             # One sentence for all layers with an attribute of this name.
             named = {where.partition(" of ")[0]: where for where in reversed(self._moving or self._once)}
             return [f"{LOADED}, because {where}" for where in named.values()]
+        if self._moving:
+            return self._moving[:1]
         trained = itertools.chain((_resume_copy(live, trial) for _ in range(2)), [trial])
-        if not self._moving and _only_third_differs(_training_results(one, block) for one in trained):
-            return self._once[:1]
-        return self._moving[:1]
+        differs = False
+        with attempt() as stepped:  # an optimizer may raise without what its first step sets
+            differs = _only_third_differs(_training_results(one, block) for one in trained)
+        return self._once[:1] if differs or (stepped.error and not stepped.memory) else []
 
 
 def _unsaved_state(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
