@@ -122,6 +122,27 @@ def test_a_run_that_a_signal_pauses_warns_if_its_report_is_not_printed(
     assert train(tmp_path / "late", [studies.member()], epochs=9999, quiet=True, time_limit=0.01).status == "paused"
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_handler_that_exits_ends_the_script_and_no_member(tmp_path: Path, signals: int) -> None:
+    """The members' code that it interrupts has not called sys.exit."""
+    left = signals
+
+    def leave(number: int, frame: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            sys.exit(7)
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit, match="7"):
+            train(tmp_path, [studies.member(augment=interrupting)])
+        assert signal.getsignal(signal.SIGUSR1) is leave
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [row.status for row in argosy.load(tmp_path).rows] == ["waiting"]
+
+
 def test_failures_are_raised_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(MemberError, match="2 of 3 members failed or diverged; the others were trained") as raised:
         train(tmp_path, fleet(), raise_on_failure=True)
