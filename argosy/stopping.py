@@ -5,12 +5,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from argosy.described import document_fields
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, check_number, check_whole, describe_value
-from argosy.errors.spelling import close_matches, did_you_mean, known_keywords
+from argosy.errors.spelling import did_you_mean, known_keywords
 
 __all__ = [
     "EnsemblePlateau",
@@ -386,8 +387,10 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
     lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
     if lower == higher or words & NEGATIONS:  # words of both directions, of none, or reversed ones
         tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
+        spelled = {"loss", *(one for one in tell if len(one) > 4)}  # abbreviations resemble others: map is not mape
         fixed = did_you_mean(
-            metric, [metric.lower().replace(word, one) for word in words - tell for one in close_matches(word, tell)]
+            metric,
+            [metric.lower().replace(word, one) for word in words - tell for one in get_close_matches(word, spelled)],
         )
         raise StudyError(
             f"{owner}: the name {metric!r} does not show whether lower or higher is better; set mode='min' or mode='max'"

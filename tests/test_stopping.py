@@ -140,6 +140,9 @@ def test_the_direction_of_a_metric_is_told_by_the_words_of_its_name_or_asked_for
                 StudyError, match=f"{name!r} does not show whether lower or higher is better; set mode="
             ):
                 asked()
+    for name in ("val_map", "val_mar", "val_bits_per_char"):  # not mape, mae and wer
+        with pytest.raises(StudyError, match=r"or mode='max'\.$"):
+            mode_of(name)
     assert Target("val_score", 0.5, mode="min").reason([{"val_score": 0.4}]) == "val_score 0.4 reached 0.5"
 
 
