@@ -39,8 +39,8 @@ class Data:
     val_arrays: Sequence[Any] | None = None
     """Validation data like `arrays`, instead of `val`."""
     then: Callable[[Any], Any] | None = None
-    """Random transform of a training sample, sample -> sample, applied after the kept part: `train` decodes, `then` augments. It gets
-    the sample's leaves as tensors and may draw from `random`, NumPy or torch, which are seeded for each sample."""
+    """Random transform of a training sample, sample -> sample, applied after the kept part: `train` decodes, `then` augments. It
+    needs `train=`, gets the sample's leaves as tensors and may draw from `random`, NumPy or torch, which are seeded for each sample."""
     keep: bool = True
     """Whether samples whose preparation draws no random numbers are prepared only once. Later epochs, validation and other runs read them
     from a file (``argosy cache`` lists it)."""
@@ -72,7 +72,8 @@ class Data:
             check_takes("Data.then", self.then, 1, "a function: sample -> sample")
             if self.train is None:
                 raise StudyError(
-                    "Data.then transforms samples of a Dataset, but Data has arrays=. Use augment= of the members."
+                    "Data.then transforms samples of a Dataset, but Data has arrays=. Pass train=TensorDataset(x, y), "
+                    "or use augment= of the members, which gets whole batches."
                 )
         if self.ragged is not None:
             check_ragged(self.ragged)
