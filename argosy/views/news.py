@@ -33,6 +33,8 @@ class News:
     """Last known losses, from any device: between two epochs there are none."""
     rates: dict[str, float] = field(default_factory=dict)
     """Samples/s of assigned members."""
+    trains_since: float | None = None
+    """When the first member began to train."""
     changed: dict[str, float] = field(default_factory=dict)
     """When a member began, left or ended."""
     lost: list[tuple[float, str, str]] = field(default_factory=list)
@@ -65,6 +67,7 @@ class News:
             self._forget(message.member)
             self.changed[message.member] = now
             if isinstance(message, MemberStarted):
+                self.trains_since = now if self.trains_since is None else self.trains_since
                 self._behind[message.member] = -(message.position - self._section_start(message.section))
         elif isinstance(message, PlanMade):
             self._start(Plan.from_json(message.plan))

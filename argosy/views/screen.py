@@ -138,7 +138,8 @@ def screen_of(question: ScreenContext, state: RunState, news: News, *, phase: st
     seconds, limit = now - question.began, diagnose(news.gauges.items())
     left_seconds = _seconds_by_plan(state, news, epochs_left, to_come, now)
     if left_seconds is None and epochs > question.done_before:
-        left_seconds = seconds / (epochs - question.done_before) * to_come
+        since = question.began if news.trains_since is None else news.trains_since  # measuring members takes a while
+        left_seconds = (now - since) / (epochs - question.done_before) * to_come
     trials = TrialsSoFar.of(state, states) if state.searches else None
     return Screen(
         directory=question.directory,

@@ -179,7 +179,7 @@ def test_after_members_have_joined_those_of_the_plan_the_time_left_follows_from_
         for at, samples in ((10.0, 170), (20.0, 180))
     ]
     assert seen(study, told, more=more, now=20.0).seconds_left == pytest.approx((9 * 170 - 1) / 0.1)
-    assert seen(study, told, now=20.0).seconds_left == pytest.approx(20.0 / 8 * 72)
+    assert seen(study, told, now=20.2).seconds_left == pytest.approx(20.0 / 8 * 72)
 
 
 def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
@@ -187,8 +187,10 @@ def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
     timeline = [
         (at, event) for at, event in voyages.scheduler(study, epochs=4, end=False) if not isinstance(event, PlanMade)
     ]
-    assert seen(study, timeline, now=40.0).seconds_left == pytest.approx(60.0)
-    assert seen(study, timeline, now=40.0, expected=lambda: 8.0).seconds_left == pytest.approx(10.0)
+    assert seen(study, timeline, now=40.2).seconds_left == pytest.approx(60.0)
+    assert seen(study, timeline, now=40.2, expected=lambda: 8.0).seconds_left == pytest.approx(10.0)
+    # The thirty seconds before training began, in which members were measured, say nothing about epochs.
+    assert seen(study, [(at + 30, event) for at, event in timeline], now=70.2).seconds_left == pytest.approx(60.0)
 
 
 def test_an_epoch_that_goes_on_counts_in_part() -> None:
