@@ -90,7 +90,7 @@ class TrialResult:
     @property
     def verdict(self) -> str:
         """Whether the trial violates constraints, in one word; empty without constraints."""
-        return "" if not self.constraints else "broken" if max(self.constraints) > 0 else "kept"
+        return "" if not self.constraints else "violated" if max(self.constraints) > 0 else "met"
 
     @property
     def reached(self) -> dict[str, float]:

@@ -119,8 +119,8 @@ def test_a_trial_that_breaks_a_constraint_is_behind_all_that_do_not(tmp_path: Pa
     assert max(least.constraints) > 0, "the trial with the least loss must break the constraint, or this tests nothing"
     assert report.best_trial == report.rows[0]
     assert report.trials[report.best_trial.name] == stored(tmp_path / "run").best_trial.number
-    assert "kept" in f"{report}"
-    assert "broken" in f"{report}"
+    assert " met" in f"{report}"
+    assert "violated" in f"{report}"
 
 
 def test_folds_are_compared_by_their_means(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_the_page_of_several_objectives_has_the_pareto_set(tmp_path: Path) -> No
         assert shown["cells"][at["samples"]] == row.totals["samples"]
         assert shown["cells"][at["pareto"]] == (row in search.pareto)
         assert shown["cells"][at["constraints"]] == row.verdict
-        assert shown["counts"] == (row.verdict == "kept")
+        assert shown["counts"] == (row.verdict == "met")
     assert {row["counts"] for row in values["rows"]} == {True, False}
     assert [
         "Pareto set",
@@ -366,7 +366,7 @@ def test_two_objectives_are_drawn_with_the_line_of_the_pareto_set(tmp_path: Path
         line = chromium.ask("document.querySelector('#front path.best-so-far').getAttribute('d')")
         assert chromium.errors == []
     spots = {row: (x, y) for row, x, y in drawn}
-    assert sorted(spots) == [place for place, row in enumerate(search.rows) if row.verdict == "kept"]
+    assert sorted(spots) == [place for place, row in enumerate(search.rows) if row.verdict == "met"]
     corners = [tuple(map(float, point.split())) for point in re.split("[ML]", line)[1:]]
     assert corners[::2] == sorted(spots[place] for place in range(len(search.pareto)))
     # No trial lies below the line between them: none of as few samples has a lower loss.

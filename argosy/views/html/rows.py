@@ -86,7 +86,7 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
             counts=bool(row.metrics)
             and row.status not in WORTHLESS
             and row.name in search.trials
-            and row.verdict != "broken",
+            and row.verdict != "violated",
             load=_load_expression(row),
             metrics=row.metrics,
             parameters=search.parameters.get(row.name, {}),
