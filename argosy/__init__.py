@@ -16,8 +16,9 @@ if sys.platform == "win32":
     )
 
 if TYPE_CHECKING:
-    # Type checkers see what __getattr__ gives at run time.
+    # Type checkers see what _load gives at run time.
     from argosy import data as data
+    from argosy import errors as errors
     from argosy.adapters.arrays import fit as fit
     from argosy.adapters.distill import distill as distill
     from argosy.adapters.huggingface import from_huggingface as from_huggingface
@@ -130,12 +131,12 @@ ESTIMATORS = ("Classifier", "Regressor")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *ESTIMATORS, "__version__", "data"})
+    return sorted({*__all__, *ESTIMATORS, "__version__", "data", "errors"})
 
 
-def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("argosy.data")
+def _load(name: str) -> Any:
+    if name in ("data", "errors"):
+        return importlib.import_module(f"argosy.{name}")
     home = next((module for module, names in HOMES.items() if name in names), None)
     if home is not None:
         try:
@@ -146,7 +147,12 @@ def __getattr__(name: str) -> Any:
                     f"argosy.{name} needs scikit-learn. Install it: pip install 'argosy[sklearn]'."
                 ) from error
             raise
+    from argosy import errors
     from argosy.errors.spelling import did_you_mean  # imports inspect, which no command waits for
 
-    public = list({*__all__, *ESTIMATORS, "Ray"})
+    public = [*__all__, *ESTIMATORS, "Ray", *(f"errors.{one}" for one in errors.__all__ if one not in __all__)]
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{did_you_mean(ELSEWHERE.get(name, name), public)}")
+
+
+if not TYPE_CHECKING:  # which would take every name of the package for one that exists
+    __getattr__ = _load

@@ -223,6 +223,8 @@ def test_an_unknown_word_gets_the_near_one(name: str, tmp_path: Path, monkeypatc
         ("Trainer", "train"),
         ("ray", "Ray"),
         ("StratifiedKFold", "kfold"),
+        ("StudyError", "errors.StudyError"),
+        ("MemberFailed", "errors.MemberFailed"),
     ],
 )
 def test_an_unknown_name_of_the_package_gets_the_near_one(word: str, says: str) -> None:
@@ -231,6 +233,7 @@ def test_an_unknown_name_of_the_package_gets_the_near_one(word: str, says: str) 
     ):
         getattr(argosy, word)
     assert not hasattr(argosy, "__wrapped__")
+    assert "errors" in dir(argosy)
     with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
         _ = argosy.xyzzy
 
