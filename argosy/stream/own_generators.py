@@ -4,6 +4,7 @@ import functools
 import pickle
 import random
 import re
+from collections import deque
 from collections.abc import Collection, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,7 +24,9 @@ __all__ = [
 ]
 
 MAX_OBJECTS = 2000
-"""Most objects that are searched."""
+"""Most objects that are searched for each part."""
+MANY = 100
+"""Items from which a list or dict is searched last: it is a table rather than a pipeline of transforms."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SEEDED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that are seeded for every sample."""
@@ -34,7 +37,8 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 
 def own_generator_states(*parts: Any) -> list[bytes]:
     """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
-    return [_state(generator) for generator in _find_generators(parts) if not any(generator is one for one in SEEDED)]
+    found = (generator for part in parts for generator in _find_generators(part))
+    return [_state(generator) for generator in found if not any(generator is one for one in SEEDED)]
 
 
 def outside_parts(dataset: Any) -> list[Any]:
@@ -42,9 +46,10 @@ def outside_parts(dataset: Any) -> list[Any]:
 
     A pipeline of transforms, for example of Albumentations, is often a global variable.
     """
-    held = [one if isinstance(one, FunctionType) else type(one) for one in _objects_in((dataset,))]
+    held = [one if isinstance(one, FunctionType) else type(one) for one in _objects_in(dataset)]
     code = dict.fromkeys(one for one in held if is_own_module(one.__module__))
-    return [part for one in code for part in (*generators_of(one), *variables_of(one).values())]
+    parts = (part for one in code for part in (*generators_of(one), *variables_of(one).values()))
+    return [*{id(part): part for part in parts}.values()]
 
 
 def generators_of(function: Any) -> list[Any]:
@@ -106,7 +111,7 @@ def _reachable_code(function: Any) -> Iterator[Any]:
                 todo += [other for other in _named(one) if isinstance(other, FunctionType)]
         else:
             kind = one if isinstance(one, type) else type(one)
-            yield from [] if kind is one else _find_generators((one,))
+            yield from [] if kind is one else _find_generators(one)
             own = [base for base in kind.__mro__ if is_own_module(base.__module__)]
             todo += [code for base in own for code in vars(base).values() if isinstance(code, FunctionType)]
 
@@ -144,16 +149,16 @@ def _attributes_of(code: CodeType) -> frozenset[str]:
     return frozenset(one.argval for one in instructions_of(code) if one.opname in CALLED_NAMES)
 
 
-def _find_generators(parts: tuple[Any, ...]) -> Iterator[Any]:
+def _find_generators(part: Any) -> Iterator[Any]:
     # SystemRandom has no state.
     return (
-        one for one in _objects_in(parts) if isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)
+        one for one in _objects_in(part) if isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)
     )
 
 
-def _objects_in(parts: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield these objects and those inside them: attributes, items of lists and dicts, and what partials and methods bind."""
-    todo, seen = list(parts), set[int]()
+def _objects_in(part: Any) -> Iterator[Any]:
+    """Yield an object and those inside it: attributes, items of lists and dicts, and what partials and methods bind."""
+    todo, seen = deque([part]), set[int]()
     while todo and len(seen) < MAX_OBJECTS:
         one = todo.pop()
         if id(one) in seen or (isinstance(one, CLOSED) and not isinstance(one, FunctionType)):
@@ -168,11 +173,12 @@ def _objects_in(parts: tuple[Any, ...]) -> Iterator[Any]:
             todo += [one.__func__, one.__self__]
         elif isinstance(one, list | tuple | dict):
             inside = [*one.values()] if isinstance(one, dict) else one
-            todo += [part for part in inside[:MAX_OBJECTS] if not isinstance(part, int | float | str | bytes)]
+            add = todo.extend if len(inside) < MANY else todo.extendleft
+            add(item for item in inside[:MAX_OBJECTS] if not isinstance(item, int | float | str | bytes))
         else:
             todo += getattr(one, "__dict__", {}).values()
             own = [base for base in type(one).__mro__ if is_own_module(base.__module__)]
-            todo += [part for base in own for part in vars(base).values() if isinstance(part, GENERATORS)]
+            todo += [value for base in own for value in vars(base).values() if isinstance(value, GENERATORS)]
 
 
 def _state(generator: Any) -> bytes:

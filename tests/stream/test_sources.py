@@ -151,8 +151,29 @@ class Piped(studies.Vectors):
         return self.transform(super().__getitem__(index))
 
 
+TABLE = [{"row": [row]} for row in range(2000)]
+"""More objects than are searched for generators."""
+
+
+class Tabled(Piped):
+    """The same, with a table in an attribute and in a global variable."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.table = [*TABLE]
+
+    def __getitem__(self, index):
+        assert TABLE
+        return super().__getitem__(index)
+
+
 @pytest.mark.parametrize(
-    "data", [Data(train=Subset(Piped(30), range(20))), Data(train=studies.Vectors(30), then=Piped(1).transform)]
+    "data",
+    [
+        Data(train=Subset(Piped(30), range(20))),
+        Data(train=studies.Vectors(30), then=Piped(1).transform),
+        Data(train=Tabled(30)),
+    ],
 )
 def test_a_pipeline_of_the_module_is_refused_where_samples_do_not_show_it(data: Data) -> None:
     with pytest.raises(StudyError, match=r"draws for sample 0 from its own generator"):
