@@ -76,6 +76,8 @@ ITEMS = (list, tuple, set, frozenset, Mapping, np.ndarray, torch.Tensor)
 """Those whose instances may hold attributes of their own, such as the mask of an array, its unit, or the attributes of a Dataset of xarray."""
 MAX_PATHS = 1000
 """Most paths in one list that are checked for being files, and most entries of a folder."""
+MAX_FOLDERS = 100
+"""Most paths in one list of which folders are read. Longer lists are mostly of the folders of classes, with a thousand images each."""
 READ_IN_C = (".h5", ".hdf5", ".nc", ".mdb", ".parquet", ".arrow")
 """Endings of files that libraries in C open, mostly by a folder and a name, so that Python does not see it."""
 JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
@@ -247,7 +249,9 @@ class ValueText:
         paths = [text for text in texts if text.startswith(os.sep)]
         for some in (paths, [text for text in texts if not text.startswith(os.sep)]):
             if len(some) <= MAX_PATHS:
-                self.whole.named.update(dict.fromkeys(file for path in some for file in _files_named(path)))
+                few = len(some) <= MAX_FOLDERS
+                named = (file for path in some for file in _files_named(path, and_in_folders=few))
+                self.whole.named.update(dict.fromkeys(named))
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)
@@ -367,10 +371,12 @@ def _is_standard(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _files_named(path: str) -> list[str]:
+def _files_named(path: str, *, and_in_folders: bool) -> list[str]:
     """Return a path if it is that of a file; of a folder the files in it that libraries in C open."""
-    if not os.path.isdir(path):  # noqa: PTH112
-        return [path] if os.path.isfile(path) else []  # noqa: PTH113
+    if os.path.isfile(path):  # noqa: PTH113
+        return [path]
+    if not (and_in_folders and os.path.isdir(path)):  # noqa: PTH112
+        return []
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         names = [one.name for one in itertools.islice(entries, MAX_PATHS)]
         # LMDB writes to its lock.mdb when it is opened.

@@ -808,6 +808,12 @@ def test_a_file_that_is_read_in_native_code_is_found_by_its_name(desk: Desk, kin
     found_out(lambda: kind(name), lambda: changed.tofile(name + file), lambda: kind(name), WITNESS)
 
 
+def test_the_folders_of_many_classes_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "train.h5").write_bytes(b"")
+    assert make_key(SimpleNamespace(folders=[str(tmp_path)] * 100)).files == (str(tmp_path / "train.h5"),)
+    assert make_key(SimpleNamespace(folders=[str(tmp_path)] * 101)).files == ()
+
+
 def test_the_lock_of_a_database_is_no_part_of_its_content(desk: Desk) -> None:
     folder = desk.data()
     np.arange(LENGTH, dtype=np.float64).tofile(folder / "data.mdb")
