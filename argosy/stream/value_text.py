@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 import types
-from collections import defaultdict
+from collections import UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -232,9 +232,9 @@ class ValueText:
             return ""
         if isinstance(value, defaultdict):
             return f" {self.of(value.default_factory)}"
-        holds_more = (
-            isinstance(value, ITEMS) and not isinstance(value, np.memmap) and not _is_standard(type(value).__module__)
-        )
+        # Encoded texts of transformers hold each text a second time, as an object that takes twenty times as long to read.
+        others = isinstance(value, np.memmap | UserDict) or _is_standard(type(value).__module__)
+        holds_more = isinstance(value, ITEMS) and not others
         if not is_own(type(value)) and not (holds_more and attributes_of(value)):
             return ""
         if isinstance(value, CONTAINERS):

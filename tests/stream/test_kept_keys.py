@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections import defaultdict, deque
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -806,6 +806,13 @@ def test_a_file_that_is_read_in_native_code_is_found_by_its_name(desk: Desk, kin
     numbers.tofile(name + file)
     changed = numbers + (numbers == ONE)
     found_out(lambda: kind(name), lambda: changed.tofile(name + file), lambda: kind(name), WITNESS)
+
+
+def test_what_encoded_texts_of_a_library_hold_beside_their_items_is_not_read(tmp_path: Path) -> None:
+    encoded = type("BatchEncoding", (UserDict,), {"__module__": torch.__name__})({"ids": [[1, 2]]})
+    key = make_key(SimpleNamespace(encoded=encoded))
+    with (tmp_path / "lines").open("w") as encoded.encodings:
+        assert make_key(SimpleNamespace(encoded=encoded)) == key
 
 
 def test_the_folders_of_many_classes_are_not_read(tmp_path: Path) -> None:
