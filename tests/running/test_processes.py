@@ -402,6 +402,17 @@ def test_a_breakpoint_in_a_worker_says_where_a_debugger_works(tmp_path: Path) ->
     assert report.member("good").status == "done"
 
 
+def test_the_breakpoints_of_an_editor_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hook() -> None:
+        """Stand for the debugger of an editor, which attaches to processes."""
+
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+    monkeypatch.setattr(worker, "name_process", lambda _: None)
+    with pytest.raises(IndexError):  # its first descriptor
+        worker.run_worker({"name": "cpu:1", "role": "trainer"}, [])
+    assert sys.breakpointhook is hook
+
+
 def test_code_of_all_members_that_calls_sys_exit_ends_the_run_with_its_line(tmp_path: Path) -> None:
     data = argosy.Data(train=studies.Vectors(170), val=studies.Vectors(41), on_device=leaving)
     with pytest.raises(WorkerError, match=r"(?s)worker 'cpu:0' cannot continue:.*sys\.exit\(3\)"):

@@ -53,7 +53,8 @@ def run_worker(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """
     name = arguments["name"]
     name_process(arguments["role"])
-    if not os.environ.get("PYTHONBREAKPOINT"):  # otherwise a debugger that needs no terminal, or none at all
+    # Otherwise it is a debugger that needs no terminal, as those of editors, or none at all.
+    if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
     if arguments.get("interface"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
