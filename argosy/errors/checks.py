@@ -39,12 +39,13 @@ USUAL_PARTS = (
     "NoneType",
     "RandomSampler",
     "SequentialSampler",
+    "DistributedSampler",
     "_InfiniteConstantSampler",
     "BatchSampler",
     "default_collate",
     "default_convert",
 )
-"""What a DataLoader has by default, and what Argosy does itself: shuffling and making batches."""
+"""What a DataLoader has by default, and what Argosy does itself: shuffling, making batches, and dividing samples between devices."""
 
 
 def check_name(name: Any) -> None:
@@ -298,7 +299,11 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         and hasattr(dataset, "batch_size")
         and hasattr(dataset, "dataset")
     ):
-        parts = (getattr(dataset, name, None) for name in ("sampler", "batch_sampler", "collate_fn"))
+        batches = getattr(dataset, "batch_sampler", None)
+        sampler = getattr(
+            batches, "sampler", getattr(dataset, "sampler", None)
+        )  # the loader's is unused if it was given one of batches
+        parts = sampler, batches, getattr(dataset, "collate_fn", None)
         lost = [name for part in parts if (name := getattr(part, "__name__", type(part).__name__)) not in USUAL_PARTS]
         instead = (
             f" This leaves out its {' and '.join(lost)}: choose samples with subset= of the member, such as argosy.data.by_weight(weights) for "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import studies
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
 from argosy import Data, Ragged
 from argosy.errors import StudyError
@@ -533,6 +533,8 @@ def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
     sampler = WeightedRandomSampler([1.0] * 30, 30)
     with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler and seldom: .*by_weight"):
         Data(train=DataLoader(studies.Vectors(30), sampler=sampler, collate_fn=seldom))
+    with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler: "):
+        Data(train=DataLoader(studies.Vectors(30), batch_sampler=BatchSampler(sampler, 5, drop_last=False)))
 
 
 def test_where_every_sample_raises_there_is_nothing_to_train_on() -> None:
