@@ -19,7 +19,17 @@ from argosy.errors.checks import check_takes
 from argosy.errors.traces import user_errors_in
 from argosy.stopping import Mode
 from argosy.tuning.optuna_package import CONSTRAINTS, DIRECTIONS, optuna, silence_optuna
-from argosy.tuning.space import GridKey, check_distributions, count_values, grid_key, grid_points, list_values, neighbor
+from argosy.tuning.space import (
+    PLAIN,
+    GridKey,
+    as_drawn,
+    check_distributions,
+    count_values,
+    grid_key,
+    grid_points,
+    list_values,
+    neighbor,
+)
 from argosy.tuning.thompson import ThompsonSampler
 
 __all__ = ["DEFAULT_SAMPLERS", "Outcome", "Sampling"]
@@ -39,8 +49,6 @@ GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
 """Samplers that propose each point once; they look up the used points in the study and draw with one seed."""
 STARTUP = "n_startup_trials"
 """Samplers' keyword for the number of trials that they draw at random first."""
-PLAIN = (bool, int, float, str, type(None))
-"""Types of parameters, as a journal holds them."""
 FEW = 1000
 """Most values of a parameter that are listed."""
 
@@ -246,8 +254,11 @@ class Sampling:
             self._shown.asking = False
         self._trials.append(trial)
         self.changed.add(trial.number)
-        strange = {name: value for name, value in trial.params.items() if not isinstance(value, PLAIN)}
-        if strange or not trial.params:
+        sampled = trial.params
+        if not callable(self.space):
+            sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
+        strange = {name: value for name, value in sampled.items() if not isinstance(value, PLAIN)}
+        if strange or not sampled:
             raise StudyError(
                 "space: a trial's parameters must be numbers, strings, bools or None; found "
                 f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
@@ -258,9 +269,9 @@ class Sampling:
                 "one. Remove set_constraint, and pass constraints= to the search, a function of what a trial has reached."
             )
         # The first enqueued entry that these parameters contain, if any.
-        used = next((place for place, waiting in self.waiting.items() if waiting.items() <= trial.params.items()), -1)
+        used = next((place for place, waiting in self.waiting.items() if waiting.items() <= sampled.items()), -1)
         self.waiting.pop(used, None)
-        return trial.params, dict(trial.params if built_from is None else built_from)
+        return sampled, dict(sampled if built_from is None else built_from)
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
         """Return Optuna's next trial, and what the space returns for it if it is a function."""

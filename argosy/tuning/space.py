@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import numbers
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,21 @@ from typing import Any
 from argosy.errors import StudyError
 from argosy.tuning.optuna_package import optuna
 
-__all__ = ["GridKey", "check_distributions", "count_values", "grid_key", "grid_points", "list_values", "neighbor"]
+__all__ = [
+    "PLAIN",
+    "GridKey",
+    "as_drawn",
+    "check_distributions",
+    "count_values",
+    "grid_key",
+    "grid_points",
+    "list_values",
+    "neighbor",
+]
 
 GridKey = frozenset[tuple[str, Any]]
+PLAIN = (bool, int, float, str, type(None))
+"""Types of parameters, as a journal holds them."""
 FACTORS = (0.8, 1.2)
 """Factors by which a clone's numeric parameters change."""
 
@@ -23,6 +36,22 @@ def check_distributions(space: Mapping[str, Any]) -> None:
                 f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
                 "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam'])."
             )
+        plain = [one for one in getattr(distribution, "choices", ()) if isinstance(one, PLAIN)]
+        # Choices may be repeated, which makes them more frequent.
+        if alike := [one for one in plain if one != one or repr(plain[plain.index(one)]) != repr(one)]:
+            raise StudyError(
+                f"space: {name!r} has the choice {alike[0]!r}, which is not a number, or equals an earlier choice of another "
+                "kind, as True equals 1. Trials with one could count as trials with the other. Use None or strings, and "
+                "let build map them to the values."
+            )
+
+
+def as_drawn(distribution: Any, value: Any) -> Any:
+    """Return a given value as the distribution would draw it, for example 64 for 64.0 among integers, or for a number of NumPy."""
+    if not isinstance(value, numbers.Number):
+        return value
+    drawn = distribution.to_external_repr(distribution.to_internal_repr(value))
+    return drawn if drawn == value else value
 
 
 def grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:

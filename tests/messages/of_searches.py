@@ -167,6 +167,7 @@ CASES = {
     ).best(),
     "a space of plain numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
+    "a space with choices that are equal": lambda: tune({"nesterov": CategoricalDistribution([1, True])}),
     "a space that sets a constraint": lambda: tune(
         lambda trial: trial.set_constraint("small", trial.suggest_float("lr", 0.1, 0.2) - 0.3)
     ),

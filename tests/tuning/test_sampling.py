@@ -1,9 +1,11 @@
 """Tests that parameters are Optuna's, each under a seed derived from its trial's number, so that a later driver proposes the same."""
 
+import math
 import warnings
 from functools import partial
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -136,6 +138,26 @@ def test_trials_that_are_enqueued_alike_are_as_many_after_a_restart() -> None:
 def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
     with pytest.raises(StudyError, match=match):
         Sampling(space, modes=["min"], seed=3, sampler=None, first=[first]).ask()
+
+
+def test_numbers_that_are_enqueued_are_of_the_kind_that_the_space_draws() -> None:
+    space = {"x": FloatDistribution(0.0, 9.0), "units": IntDistribution(1, 8), "few": CategoricalDistribution([1, 2])}
+    first = [{"x": 1, "units": 3.0, "few": np.int64(2)}, {"units": True}, {"units": np.int64(5)}]
+    sampling, later = (Sampling(space, modes=["min"], seed=3, sampler=None, first=first) for _ in range(2))
+    found = [sampling.ask()[1] for _ in range(4)]
+    assert repr(found[0]) == "{'x': 1.0, 'units': 3, 'few': 2}"
+    assert [repr(one["units"]) for one in found[:3]] == ["3", "1", "5"]
+    assert [later.again(one)[1] for one in found[:3]] == found[:3]
+    assert later.ask()[1] == found[3]
+
+
+@pytest.mark.parametrize("choices", [[0, 1, True], [0.5, math.nan], [0.0, -0.0], [1, 1.0]])
+def test_choices_that_would_count_as_each_other_are_refused(choices: list[Any]) -> None:
+    """A grid left one of them out, and trained the other in its place."""
+    for grid in (True, False):
+        with pytest.raises(StudyError, match=f"the choice {choices[-1]!r}, which"):
+            Sampling({"x": CategoricalDistribution(choices)}, modes=["min"], seed=3, sampler=None, grid=grid)
+    Sampling({"x": CategoricalDistribution(["a", "a", None, "1", 1])}, modes=["min"], seed=3, sampler=None)
 
 
 @pytest.mark.parametrize(
