@@ -61,9 +61,14 @@ class TrialStorage(optuna.storages.InMemoryStorage):
     results is shown as running, which tells samplers with a constant liar that its parameters are being tried.
     """
 
+    get_best_trial = optuna.storages.BaseStorage.get_best_trial
+    """The lowest number among equals; the storage in memory returns the trial that ended first."""
+
     def __init__(self) -> None:
         super().__init__()
         self.asking = False
+        self.hides = False
+        """Whether samplers see all trials as running."""
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
@@ -73,7 +78,7 @@ class TrialStorage(optuna.storages.InMemoryStorage):
         if not self.asking or states == (optuna.trial.TrialState.WAITING,):
             stored: list[optuna.trial.FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
             return stored
-        trials = map(_as_shown, super().get_all_trials(study_id, deepcopy=deepcopy))
+        trials = map(_without_results if self.hides else _as_shown, super().get_all_trials(study_id, deepcopy=deepcopy))
         return [trial for trial in trials if states is None or trial.state in states]
 
 
@@ -87,6 +92,12 @@ def _as_shown(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
         shown.values, shown.intermediate_values = None, {}
     else:
         shown.value = shown.intermediate_values[max(shown.intermediate_values)]
+    return shown
+
+
+def _without_results(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
+    shown = copy.copy(trial)
+    shown.state, shown.values, shown.intermediate_values = optuna.trial.TrialState.RUNNING, None, {}
     return shown
 
 
@@ -236,6 +247,10 @@ class Sampling:
         """Record how a trial ended, and its value of each objective."""
         self.changed.add(number)
         self.study.tell(number, values if outcome == "complete" else None, STATES[outcome])
+
+    def hide_results(self) -> None:
+        """Let the sampler see no results, for trials that are not asked in waves: what is known then depends on when others trained."""
+        self._shown.hides = True
 
     def frozen_trials(self) -> list[optuna.trial.FrozenTrial]:
         """Return all trials as they are."""

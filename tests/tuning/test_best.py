@@ -164,6 +164,17 @@ def test_a_trial_that_ends_by_its_own_rule_is_complete(tmp_path: Path) -> None:
     agreed(report)
 
 
+def test_of_equal_trials_the_one_with_the_lowest_number_is_best_also_if_another_ended_first(tmp_path: Path) -> None:
+    def alike(parameters: dict[str, Any]) -> argosy.Member:
+        member = foretold({"number": 0}, doomed=0, steps=0)
+        return replace(member, stop=argosy.MaxEpochs(3 - parameters["number"]))
+
+    terms = {"scheduler": "random", "n_trials": 3, "max_epochs": 3, "objective": "val_score", "mode": "max"}
+    report = tune(tmp_path, space=numbered, build=alike, **terms)
+    assert report.best_trial.name == "net-0"
+    agreed(report)
+
+
 def test_a_trial_that_its_own_rule_ended_where_the_search_did_keeps_its_place_in_a_longer_one(tmp_path: Path) -> None:
     def short(parameters: dict[str, Any]) -> argosy.Member:
         rule = None if parameters["number"] % 2 else argosy.MaxEpochs(3)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import TPESampler
 from reference import reference
 from searches import DATA, outcome, stored, tune
 from torch import nn
@@ -338,6 +339,16 @@ def test_faults_change_nothing_and_more_epochs_are_more_generations(
     assert kept[0] == kept[1]
     with pytest.raises(RunError, match=r"n_trials: was 6, is now 8\n.*Only max_epochs may grow"):
         search(tmp_path / "run", max_epochs=3, n_trials=8, **terms)
+
+
+@pytest.mark.filterwarnings("ignore:the sampler of this search learns nothing")
+def test_a_population_whose_trials_begin_one_after_another_is_that_which_begins_at_once(tmp_path: Path) -> None:
+    """A sampler that learns would know what the first of them have reached, which depends on when they train."""
+    sampler = partial(TPESampler, n_startup_trials=1)
+    terms = {"sampler": sampler, "max_epochs": 1, "epochs_per_generation": 1}
+    together, in_turn = (search(tmp_path / f"{most}", at_once=most, **terms) for most in (None, 1))
+    assert together.parameters == in_turn.parameters
+    assert outcome(together) == outcome(in_turn)
 
 
 def test_only_numbers_that_a_clone_may_change_are_changed() -> None:

@@ -78,6 +78,8 @@ class Tuner:
         self.waves: tuple[range, ...] = self._waves()
         """Numbers of the trials that are sampled together, once all earlier ones are settled."""
         self.learns: bool = self.sampling.learns and len(self.waves) > 1
+        if self.population is not None:
+            self.sampling.hide_results()
         self.copy: StorageMirror | None = None
 
     @classmethod
