@@ -16,6 +16,8 @@ __all__ = ["Results", "Scheduler", "is_out", "sections_of"]
 
 OUT_REASON = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Matches the beginning of every reason that `Scheduler.out` returns."""
+LOWEST = -(2.0**1000)
+"""Stands for minus infinity, which has no mean with infinity."""
 NO_NUMBER = Cost((math.nan,))
 """Cost of a trial after it has failed."""
 
@@ -60,9 +62,10 @@ class Results:
         return [(cost, trial) for cost, trial in costs if cost is not None]
 
     def until(self, trial: int, sections: int) -> list[float]:
-        """Return a trial's costs in the first objective up to `sections` sections; NaN is returned as infinity."""
+        """Return a trial's costs in the first objective up to `sections` sections, for means: NaN is infinity, and minus infinity a number."""
         costs = ((number, cost.values[0]) for number, cost in self._costs.get(trial, {}).items())
-        return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
+        known = (math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections)
+        return [max(cost, LOWEST) for cost in known]
 
 
 class Scheduler(ABC):

@@ -283,3 +283,12 @@ def test_what_is_foreseen_is_what_the_table_says() -> None:
         for sections in (1, 2):
             median.tell(trial, sections, float(trial))
     assert median.expected_sections(again=False) == sum(2 if median.out(trial) else 4 for trial in range(6)) < 24
+
+
+def test_the_median_of_infinite_results_is_one() -> None:
+    """A signal-to-noise ratio may be NaN first, and infinite later; the mean of infinity and minus infinity is an error or NaN."""
+    median = Median(most=4, trials=6)
+    for sections in (1, 2):
+        for trial, first in enumerate([math.nan, math.inf, -math.inf, -math.inf, 3.0, 4.0]):
+            median.tell(trial, sections, first if sections == 1 else min(first, 3.5) if trial > 1 else -math.inf)
+    assert [trial for trial in range(6) if median.out(trial)] == [5]
