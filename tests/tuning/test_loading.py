@@ -45,6 +45,20 @@ def test_the_line_that_loads_the_best_trial_can_be_pasted(tmp_path: Path, space:
     assert [trial.state for trial in found.study.trials] == [trial.state for trial in report.study.trials]
 
 
+@pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")
+def test_no_trial_of_a_finished_search_is_loaded_as_running(tmp_path: Path) -> None:
+    """That the first trials are out follows from the failure of the last."""
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"width": 5 if trial.suggest_int("number", trial.number, trial.number) == 3 else 10}
+
+    search = replace(SEARCH, space=space, scheduler="asha", eta=2, max_epochs=2, warm=False)
+    report = argosy.tune(search, directory=tmp_path, **HERE)
+    states = [trial.state.name for trial in argosy.load(tmp_path, study=search).study.trials]
+    assert states == [trial.state.name for trial in report.study.trials]
+    assert "RUNNING" not in states
+
+
 def test_the_line_loads_a_best_trial_of_several_members_as_one_network(tmp_path: Path) -> None:
     search = replace(SEARCH, build=folded, n_trials=2, scheduler="random", max_epochs=1)
     report = argosy.tune(search, directory=tmp_path, **HERE)

@@ -44,7 +44,9 @@ def load(
     directory = user_path(directory)
     events = read_journal(directory)
     tuner = Tuner.of(search, events)
-    tuner.replay(events, RunState.of(events))
+    state = RunState.of(events)
+    tuner.replay(events, state)
+    tuner.table.sweep(state)  # which trials are out may depend on others that failed, as the replay has found
     report, timed = loading.load_timed(directory, study=_together([tuner.study, *added]))
     return SearchReport.of(report, timed, tuner.sampling.study)
 
