@@ -78,7 +78,7 @@ def user_errors_in(what: str, fix: str) -> Iterator[None]:
         yield
     except ArgosyError:
         raise
-    except Exception as error:  # boundary to the user's code
+    except (Exception, SystemExit) as error:  # boundary to the user's code; code that parses a command line exits
         reason_of(error)  # which raises a bug of Argosy's
         raise StudyError(f"{what} raised:\n{trace_of(error)}{fix}") from error
 

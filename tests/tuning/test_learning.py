@@ -17,7 +17,7 @@ from searches import DATA, SPACE, build, outcome, stored, tune
 
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import SearchBegan
-from argosy.running.control import measuring
+from argosy.running.control import cost_table
 from argosy.running.search.terms import check_terms
 from argosy.running.search.tuner import Tuner
 from argosy.tuning.sampling import DEFAULT_SAMPLERS
@@ -64,7 +64,7 @@ class Watching(BaseSampler):
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise members would move after the rates that a busy machine measures.
-    monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
+    monkeypatch.setattr(cost_table, "WORTH_A_CORRECTION", math.inf)
     Watching.seen = []
 
 

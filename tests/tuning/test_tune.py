@@ -27,7 +27,7 @@ from argosy.api import run_search
 from argosy.errors import MemberError, MemberFailed, RunError, StudyError
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
-from argosy.running.control import measuring
+from argosy.running.control import cost_table
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.studyfile import load_search
@@ -94,7 +94,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise members would move after the rates that a busy machine measures.
-    monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
+    monkeypatch.setattr(cost_table, "WORTH_A_CORRECTION", math.inf)
     run, seen = tmp_path / "run", list[optuna.trial.FrozenTrial]()
 
     def note_trials(driver: Driver) -> None:
