@@ -275,6 +275,15 @@ def test_what_a_space_raises_is_told_with_its_lines(tmp_path: Path) -> None:
         tune(tmp_path, space=misspelt)
 
 
+@pytest.mark.parametrize("function", ["build", "space"])
+def test_a_function_of_a_search_that_exits_does_not_end_the_script(tmp_path: Path, function: str) -> None:
+    def parses_arguments(*_: Any, **__: Any) -> Any:
+        sys.exit()  # the command would end with 0, as if the search was done
+
+    with pytest.raises(StudyError, match=rf"{function}.* raised:\n(.|\n)*in parses_arguments(.|\n)*SystemExit\n"):
+        tune(tmp_path, **{function: parses_arguments})
+
+
 @pytest.mark.parametrize("scheduler", ["hyperband", "asha", "median", "random"])
 def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
     rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "eta": 2, "at_once": 3, "validations_per_epoch": 2}
