@@ -1,4 +1,4 @@
-"""Signals from users: the first one pauses a run, the second has its usual effect."""
+"""Signals from users: the first one pauses a run, the second has its usual effect, but for SIGHUP."""
 
 import signal
 import threading
@@ -38,6 +38,9 @@ def pausing_on_signal(pause: Callable[[str], None]) -> Iterator[None]:
     def handle(number: int, frame: Any) -> None:
         for each in earlier:
             signal.signal(each, own.get(each, earlier[each]))
+        # It is sent twice where a terminal is closed: by the shell, and by the kernel once the shell has ended.
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
         pause(f"{signal.Signals(number).name}; the same command resumes the run")
         if number in own:
             own[signal.Signals(number)](number, frame)
