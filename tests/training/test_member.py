@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -983,6 +984,16 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_measure(rows: int, accum
     (*_, last) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS), stop=40 + rows)
     member = studies.member(model=with_batch_norm, batch_size=32, accumulate=accumulate)
     assert measure(start(member), last, groups=2, validated=50).samples_per_second > 0
+
+
+def test_a_batch_size_above_the_number_of_samples_is_measured_on_batches_of_all_samples() -> None:
+    """A block of `batch_size` samples would need 50 GB."""
+    (block,) = blocks(ORDERS.epoch("train", 0)[:40], 40, arrays=(INPUTS, TARGETS))
+    solo = start(studies.member(batch_size=10**9))
+    solo.live.epoch_samples = 40
+    assert measure(solo, block, groups=2).activation_bytes < 10**6
+    solo.live.member = replace(solo.live.member, batch_size=52, accumulate=4)
+    assert solo.live.usual_batch == 41  # micro-batches of 13, 13, 13 and 2; of 40 samples the last would have one
 
 
 class Holding(nn.Linear):

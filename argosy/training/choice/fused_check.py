@@ -117,7 +117,7 @@ def _compare_steps(
     exact: bool,
 ) -> CheckOutcome:
     """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
-    usual = lives[0].member.batch_size
+    usual = lives[0].usual_batch
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     with attempt() as tried:  # a member's code may insist on its own types

@@ -93,7 +93,7 @@ def measure_steps(
         if live.member.step is not None:
             coupled = _try_own(trial, live, block, samples, size)
     yield
-    batch, saved = ShownBatch(block, live.member.batch_size), _SavedBytes()
+    batch, saved = ShownBatch(block, live.usual_batch), _SavedBytes()
     with _record_norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
     yield
@@ -181,8 +181,7 @@ def _try_loss(trial: Solo, block: Block) -> bool:
 
     Returns whether the mean loss over batches depends on their sizes.
     """
-    member = trial.live.member
-    batch = ShownBatch(block, member.batch_size)
+    batch = ShownBatch(block, trial.live.usual_batch)
     with trial.active():
         if trial.live.member.augment:
             data = trial.live.member.augment(batch.data)
@@ -283,12 +282,12 @@ def _measure_shares(
     if groups < 2:
         return "", ()
     with outside_heap():
-        tried = ShownBatch(block, live.member.batch_size)
+        tried = ShownBatch(block, live.usual_batch)
         whole = why_not_split(live, tried.data, tried.rows)
     seconds: list[float] = []
     # A member that stays whole is still of interest to a thorough profile, unless its step raises on a share.
     for m in range(2, groups + 1) if not whole or (thorough and not whole.startswith(NO_SHARE)) else ():
-        share = ShownBatch(block, -(-live.member.batch_size // m))
+        share = ShownBatch(block, -(-live.usual_batch // m))
         first = _timed_step(trial, share)
         seconds.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
     return whole, tuple(seconds)

@@ -49,7 +49,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     Errors of a step propagate; the group's present candidate is then the one that raised.
     """
     group.try_seconds = SECONDS
-    count, length, own = len(lives), lives[0].member.batch_size, have_own_batches(lives)[0]
+    count, length, own = len(lives), lives[0].usual_batch, have_own_batches(lives)[0]
     shown = fill_block(block, STEPS * length, apart=own)
     copies = [live.trial() for live in lives]
     for copied in copies:

@@ -300,7 +300,7 @@ def _only_third_differs(results: Iterable[list[torch.Tensor]]) -> bool:
 
 def _training_results(solo: Solo, block: Block) -> list[torch.Tensor]:
     """Return the losses and gradients of a training batch of a block, and the weights after a step."""
-    batch = ShownBatch(block, solo.live.member.batch_size)
+    batch = ShownBatch(block, solo.live.usual_batch)
     solo.drop_gradients()
     solo.live.schedule = None  # one that is stepped with each batch may have no further steps
     weights = list(solo.live.model.parameters())

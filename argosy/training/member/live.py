@@ -55,7 +55,7 @@ class BatchLengths(NamedTuple):
     @classmethod
     def of(cls, lives: Sequence["LiveMember"]) -> "BatchLengths":
         """Return the batch lengths of these members in an epoch and a validation without broken samples."""
-        train = {live.member.batch_size for live in lives}
+        train = {live.usual_batch for live in lives}
         train |= {live.cutter.length % live.cutter.batch_size for live in lives if live.cutter is not None}
         val = {rows for live in lives for rows in live.cutting.val_lengths}
         return cls(frozenset(train - {0}), frozenset(val - {0}))
@@ -113,6 +113,8 @@ class LiveMember:
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     cutting: Cutting = field(init=False, repr=False)
+    epoch_samples: int | None = None
+    """Number of samples in its epochs; None while unknown."""
     _carried: PartialBatch | None = None
     """Part of a batch, loaded from a checkpoint; used when the epoch begins."""
     _validating: Randomness | None = None
@@ -204,6 +206,18 @@ class LiveMember:
         """Update the average after the last step of an epoch."""
         if self.average is not None and not self.average.waits and self.cutter is not None and self.cutter.done:
             self.average.end_epoch(self.epoch)
+
+    @property
+    def usual_batch(self) -> int:
+        """Number of samples in a training batch that is not the rest of an epoch: `batch_size`, or all samples if these are fewer.
+
+        Where such a batch would end in a micro-batch of one sample, it is one longer, because BatchNorm refuses that before a message could.
+        """
+        size = self.member.batch_size
+        if self.epoch_samples is None or self.epoch_samples >= size:
+            return size
+        lone = self.epoch_samples % -(-size // self.member.accumulate) == 1
+        return min(self.epoch_samples + lone, size)
 
     @property
     def position(self) -> int:
@@ -311,6 +325,7 @@ class LiveMember:
         trained = model, optimizer, schedule, self.randomness.copy()
         copied = LiveMember(member, self.backend, *trained, self.objective, self.mode)
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
+        copied.epoch_samples = self.epoch_samples
         if self.average is not None and copied.average is not None:
             copied.average.load_state_dict(self.average.state_dict())
         return copied

@@ -39,6 +39,7 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.imported import check_imports
+from argosy.stream.order import Selection
 from argosy.stream.padding import batch_form
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
@@ -163,7 +164,7 @@ class Trainer:
         stop = terms.stop if member.stop is None else member.stop
         known = None if self.orders is None else TrainingOutlook.of(member, stop, self.orders.lengths)
         with set_outlook(known):
-            return build_member(
+            live = build_member(
                 member,
                 self.backend,
                 study_seed=terms.seed,
@@ -173,6 +174,9 @@ class Trainer:
                 answering=terms.answers,
                 snapshot_bytes=terms.snapshot_bytes,
             )
+        if self.orders is not None:
+            live.epoch_samples = Selection.of(member.subset, self.orders.lengths["train"]).length
+        return live
 
     def obey(self, command: Any) -> None:
         """Carry out a command of the driver."""
