@@ -300,9 +300,8 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         and hasattr(dataset, "dataset")
     ):
         batches = getattr(dataset, "batch_sampler", None)
-        sampler = getattr(
-            batches, "sampler", getattr(dataset, "sampler", None)
-        )  # the loader's is unused if it was given one of batches
+        # The loader's own sampler is unused if it was given one of batches.
+        sampler = getattr(batches, "sampler", getattr(dataset, "sampler", None))
         parts = sampler, batches, getattr(dataset, "collate_fn", None)
         lost = [name for part in parts if (name := getattr(part, "__name__", type(part).__name__)) not in USUAL_PARTS]
         instead = (
