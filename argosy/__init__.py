@@ -147,9 +147,9 @@ def _load(name: str) -> Any:
                     f"argosy.{name} needs scikit-learn. Install it: pip install 'argosy[sklearn]'."
                 ) from error
             raise
-    from argosy import errors
     from argosy.errors.spelling import did_you_mean  # imports inspect, which no command waits for
 
+    errors = _load("errors")
     public = [*__all__, *ESTIMATORS, "Ray", *(f"errors.{one}" for one in errors.__all__ if one not in __all__)]
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{did_you_mean(ELSEWHERE.get(name, name), public)}")
 
