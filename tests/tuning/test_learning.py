@@ -12,7 +12,7 @@ import living
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 from searches import DATA, SPACE, build, outcome, stored, tune
 
 from argosy.errors import RunError, StudyError
@@ -166,6 +166,26 @@ def test_a_trial_that_failed_is_the_worst_that_a_sampler_sees(tmp_path: Path) ->
     known = {number: seen for number, seen in Watching.seen[-1].items() if seen[0] != "RUNNING"}
     assert {number for number, seen in known.items() if seen == ("PRUNED", {})} == failed & known.keys()
     assert [trial.state for trial in report.study.trials if trial.number in failed] == [TrialState.FAIL] * len(failed)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sequence_over_parameters_that_depend_on_others_does_not_depend_on_when_trials_train(tmp_path: Path) -> None:
+    """Optuna takes the space from the first trial that has ended, and without one from all that were asked."""
+
+    def space(trial: Trial) -> None:
+        if trial.suggest_categorical("fast", [True, False]):
+            trial.suggest_float("lr", 0.1, 0.5)
+        else:
+            trial.suggest_float("slow_lr", 0.001, 0.01)
+
+    def made(parameters: dict[str, Any]) -> Any:
+        return build({"lr": parameters.get("lr", parameters.get("slow_lr"))})
+
+    sampler = partial(QMCSampler, warn_independent_sampling=False)
+    terms = {"space": space, "build": made, "sampler": sampler, "scheduler": "random", "n_trials": 8, "max_epochs": 1}
+    together, in_turn = (tune(tmp_path / f"{most}", at_once=most, **terms) for most in (None, 1))
+    assert together.parameters == in_turn.parameters
+    assert len({*map(str, together.parameters.values())}) == 8
 
 
 def said(**terms: Any) -> list[str]:

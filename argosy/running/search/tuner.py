@@ -78,7 +78,7 @@ class Tuner:
         self.waves: tuple[range, ...] = self._waves()
         """Numbers of the trials that are sampled together, once all earlier ones are settled."""
         self.learns: bool = self.sampling.learns and len(self.waves) > 1
-        if self.population is not None:
+        if not self.learns:
             self.sampling.hide_results()
         self.copy: StorageMirror | None = None
 
