@@ -39,10 +39,12 @@ def check_distributions(space: Mapping[str, Any]) -> None:
         plain = [one for one in getattr(distribution, "choices", ()) if isinstance(one, PLAIN)]
         # Choices may be repeated, which makes them more frequent.
         if alike := [one for one in plain if one != one or repr(plain[plain.index(one)]) != repr(one)]:
+            equals = (
+                f"equals its choice {plain[plain.index(alike[0])]!r}" if alike[0] == alike[0] else "equals no value"
+            )
             raise StudyError(
-                f"space: {name!r} has the choice {alike[0]!r}, which is not a number, or equals an earlier choice of another "
-                "kind, as True equals 1. Trials with one could count as trials with the other. Use None or strings, and "
-                "let build map them to the values."
+                f"space: {name!r} has the choice {alike[0]!r}, which {equals} in Python, so trials would be counted as others. Use "
+                "strings, and let build map them to the values."
             )
 
 
