@@ -39,7 +39,6 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.imported import check_imports
-from argosy.stream.order import Selection
 from argosy.stream.padding import batch_form
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
@@ -175,7 +174,7 @@ class Trainer:
                 snapshot_bytes=terms.snapshot_bytes,
             )
         if self.orders is not None:
-            live.epoch_samples = Selection.of(member.subset, self.orders.lengths["train"]).length
+            live.epoch_samples = self.orders.lengths["train"] if member.subset is None else len(member.subset)
         return live
 
     def obey(self, command: Any) -> None:
