@@ -1,5 +1,6 @@
 """Tests what runs on macOS, which a stand-in plays, what is refused there, and that Windows is refused."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import studies
 import argosy
 from argosy.running.directory import lock
 
+TESTS = Path(__file__).parent.parent
 PLAY = "import macos; macos.play()\n"
 TRAINING = """
 import argosy, studies
@@ -34,7 +36,10 @@ study = studies.study()
 
 def python(program: str, *words: str, folder: Path) -> tuple[str, str]:
     """Run a program; return what it wrote to standard output and standard error."""
-    ended = subprocess.run([sys.executable, "-c", program, *words], cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent)))}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
     return ended.stdout, ended.stderr
 
 
