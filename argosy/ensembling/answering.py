@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.errors import RunError
-from argosy.stream.samples import USER_ERRORS
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.trees import flatten, format_structure, unflatten
 
 __all__ = ["answer", "answer_in_batches", "call_network", "takes_keywords"]

@@ -18,7 +18,10 @@ import cloudpickle
 
 from argosy.errors import ArgosyError, StudyError
 
-__all__ = ["first_line", "register_sources", "user_errors_in", "reason_of", "known_sources", "trace_of"]
+__all__ = ["USER_ERRORS", "first_line", "register_sources", "user_errors_in", "reason_of", "known_sources", "trace_of"]
+
+USER_ERRORS = (Exception, SystemExit)
+"""What a user's code may raise without ending the process. SystemExit comes from code that parses a command line."""
 
 
 def trace_of(error: BaseException) -> str:
@@ -78,7 +81,7 @@ def user_errors_in(what: str, fix: str) -> Iterator[None]:
         yield
     except ArgosyError:
         raise
-    except (Exception, SystemExit) as error:  # boundary to the user's code; code that parses a command line exits
+    except USER_ERRORS as error:  # boundary to the user's code
         reason_of(error)  # which raises a bug of Argosy's
         raise StudyError(f"{what} raised:\n{trace_of(error)}{fix}") from error
 

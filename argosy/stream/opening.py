@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_not_a_loader, describe_value, is_map_style
+from argosy.errors.traces import USER_ERRORS
 from argosy.protocol.feeder import Opened
 from argosy.stream.content import digest_of_labels, why_doubtful
 from argosy.stream.heartbeat import Heartbeat
@@ -19,7 +20,7 @@ from argosy.stream.kept.spool import Spool, SpooledDataset
 from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
 from argosy.stream.probing import Facts, check_same_data, probe
-from argosy.stream.samples import USER_ERRORS, SamplePreparer, format_error, seed_everything
+from argosy.stream.samples import SamplePreparer, format_error, seed_everything
 from argosy.stream.shards import ShardedStream
 from argosy.stream.sources import ArraySource, DatasetSource, Source, format_activity, note_in_log
 from argosy.study import Data

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from argosy.errors import StudyError
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_of_split
 from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
-from argosy.stream.samples import USER_ERRORS, SamplePreparer, generator_states, sample_error
+from argosy.stream.samples import SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream
 
 __all__ = ["Facts", "check_same_data", "fingerprint_of", "dataset_length", "probe"]

@@ -19,7 +19,6 @@ from argosy.stream.order import sample_seed
 from argosy.stream.trees import unflatten
 
 __all__ = [
-    "USER_ERRORS",
     "SamplePreparer",
     "counting_entropy",
     "format_error",
@@ -27,9 +26,6 @@ __all__ = [
     "sample_error",
     "seed_everything",
 ]
-
-USER_ERRORS = (Exception, SystemExit)
-"""What a user's code may raise without ending the process. SystemExit comes from code that parses a command line."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker
 
+from argosy.errors.traces import USER_ERRORS
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import UnfitSample, host_bytes, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.padding import PaddedStream, unwrap_padding
-from argosy.stream.samples import USER_ERRORS
 
 __all__ = ["ShardMarks", "ShardedStream", "next_sample", "open_shard", "shard_count", "shards_of"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
+from argosy.errors.traces import USER_ERRORS
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Layout, sample_leaves, select_rows
 from argosy.stream.content import digest_of_arrays
@@ -21,7 +22,6 @@ from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts
 from argosy.stream.samples import (
-    USER_ERRORS,
     SamplePreparer,
     counting_entropy,
     format_error,

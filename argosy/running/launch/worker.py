@@ -15,7 +15,7 @@ import torch
 
 from argosy.errors import ArgosyError, StudyError, WorkerError
 from argosy.errors.system import explain_refusals, files_refused, resources_refused
-from argosy.errors.traces import trace_of
+from argosy.errors.traces import USER_ERRORS, trace_of
 from argosy.protocol.trainer import Assign, Attach, DevicePoisoned, Exit, Failed, Measure, Unassign
 from argosy.running.launch.blobs import load_blob
 from argosy.running.launch.limits import feeder_cache_bytes
@@ -25,7 +25,6 @@ from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.imported import ImportDigests, check_imports
 from argosy.stream.ring import RingReader
-from argosy.stream.samples import USER_ERRORS
 from argosy.stream.wire import Peer, poll
 from argosy.study import Data
 from argosy.training.device.devices import Backend, open_backend

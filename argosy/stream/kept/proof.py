@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
 from argosy.stream.kept.cache import Entry, Location, RowCache, make_header
 from argosy.stream.kept.keys import Key, make_key
@@ -16,7 +17,7 @@ from argosy.stream.kept.rows import Rows, read_marks
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.probing import Facts, dataset_length, probe
-from argosy.stream.samples import USER_ERRORS, SamplePreparer
+from argosy.stream.samples import SamplePreparer
 from argosy.stream.trees import unflatten
 from argosy.stream.value_text import UnreadableContent
 

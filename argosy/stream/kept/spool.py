@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 
 from argosy.errors import StudyError, WorkerError
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import Layout, UnfitSample, host_bytes, same_bits, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import Entry, Location, RowCache, make_header
@@ -34,7 +35,7 @@ from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
-from argosy.stream.samples import USER_ERRORS, counting_entropy, generator_states, sample_error, seed_everything
+from argosy.stream.samples import counting_entropy, generator_states, sample_error, seed_everything
 from argosy.stream.shards import next_sample, open_shard, shard_count
 from argosy.stream.trees import unflatten
 from argosy.stream.value_text import UnreadableContent

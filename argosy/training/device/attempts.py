@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from argosy.errors.traces import reason_of
-from argosy.stream.samples import USER_ERRORS
+from argosy.errors.traces import USER_ERRORS, reason_of
 from argosy.training.device.devices import is_out_of_memory
 
 __all__ = ["Attempt", "attempt"]

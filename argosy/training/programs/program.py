@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import Block
-from argosy.stream.samples import USER_ERRORS
 from argosy.training.member.live import LiveMember
 
 __all__ = ["MemberFaults", "Program", "SharedProgram", "UnfitProgram", "collecting"]

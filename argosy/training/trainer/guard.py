@@ -10,10 +10,9 @@ from typing import Any, Protocol
 from argosy.disk.files import make_folder, open_append
 from argosy.errors import DiskError, WorkerError
 from argosy.errors.system import files_refused, resources_refused
-from argosy.errors.traces import trace_of
+from argosy.errors.traces import USER_ERRORS, trace_of
 from argosy.protocol.events import MemberEnded, Saved
 from argosy.protocol.trainer import OutOfMemory, SectionReport
-from argosy.stream.samples import USER_ERRORS
 from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, wait_for_memory
 from argosy.training.device.moved import note_placement
