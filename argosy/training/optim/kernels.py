@@ -129,17 +129,17 @@ class Kernel:
 
     @property
     def settings(self) -> Settings:
-        """Current hyper-parameters in the optimizers' groups; they and `steps` determine `numbers`."""
+        """Current hyper-parameters in the optimizers' groups, which schedules change; they and `steps` determine `numbers`."""
         return [settings_of(group) for tile in self._tiles for group in tile.groups]
 
     @property
     def steps(self) -> Steps:
-        """Steps made, by parameter group and row; empty for optimizers that do not count steps."""
+        """Steps made, by parameter group and row, each of which a step increments; empty if `numbers` do not depend on them."""
         return np.concatenate([tile.steps for tile in self._tiles])
 
     @property
     def form(self) -> Hashable:
-        """What decides which operations make a step."""
+        """What decides which operations make a step; a schedule may change it."""
         return self.fits, *(tile.decays for tile in self._tiles)
 
     def numbers(self, count: int) -> Numbers:
@@ -147,7 +147,7 @@ class Kernel:
         return np.concatenate([tile.numbers(count) for tile in self._tiles], 1)
 
     def move(self, gradients: Tensor, numbers: Tensor, in_branches: InBranches = run_in_turn) -> None:
-        """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite."""
+        """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite; independent work runs `in_branches`."""
         for tile, own in zip(self._tiles, torch.split(numbers, len(gradients)), strict=True):
             tile.move(gradients[:, tile.columns], own)()
 

@@ -90,12 +90,12 @@ class Fused(ProgramOfSeveral):
 
     @property
     def weights(self) -> Tensor:
-        """Implement `Whole.weights`."""
+        """All trained weights ``[members, columns]``."""
         return self.parameter_buffer.weights
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:
-        """Implement `Whole.buffers`."""
+        """Implement `ProgramOfSeveral.buffers`."""
         return self.parameter_buffer.buffers
 
     def gradients(self, row: int) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ class Grouped(ProgramOfSeveral):
     """The `ProgramOfSeveral` for different MLPs."""
 
     buffers: ClassVar[Mapping[str, Tensor]] = MappingProxyType({})
-    """Implement `Whole.buffers`: MLPs have none."""
+    """Implement `ProgramOfSeveral.buffers`: MLPs have none."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
@@ -89,7 +89,7 @@ class Grouped(ProgramOfSeveral):
 
     @property
     def weights(self) -> Tensor:
-        """Implement `Whole.weights`: those of all members are one row."""
+        """All trained weights, as one row."""
         return not_none(self.waves.memory).weights.unsqueeze(0)
 
     def gradients(self, row: int) -> dict[str, Tensor]:

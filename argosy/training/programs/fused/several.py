@@ -43,7 +43,7 @@ Value = TypeVar("Value")
 class ProgramOfSeveral(ABC):
     """A `argosy.training.programs.program.Program` of several members; subclasses compute the common pass.
 
-    It is also a `argosy.training.programs.graphed.whole.Whole`, with what subclasses add.
+    It can also be stepped as a whole (`argosy.training.programs.graphed.whole`), with what subclasses add.
     """
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
@@ -80,7 +80,7 @@ class ProgramOfSeveral(ABC):
     @property
     @abstractmethod
     def buffers(self) -> Mapping[str, Tensor]:
-        """Implement `Whole.buffers`."""
+        """The networks' buffers, each ``[members, …]``."""
 
     @abstractmethod
     def gradients(self, row: int) -> dict[str, Tensor]:
@@ -220,19 +220,25 @@ class ProgramOfSeveral(ABC):
 
     @cached_property
     def draws(self) -> DeviceDraws | None:
-        """Implement `Whole.draws`."""
+        """Draws on the device inside `whole_gradients`; None if nothing is drawn."""
         drops = any(has_dropout(live.model) for live in self.members)
         return DeviceDraws.of([live.randomness for live in self.members]) if drops else None
 
     def begin_whole(self, batch: Lockstep) -> PackInputs | None:
-        """Implement `Whole.begin_whole`, for batches of one length."""
+        """Return the members' samples, augmented and checked; updates the statistics of averages with them.
+
+        Returns None for batches that are not stepped as a whole: those of several lengths.
+        """
         if common_length(batch) is None:
             return None
         self._lockstep, self._undoing = batch, [partial(self.go_back, self.marks())]
         return self._samples(batch)
 
     def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Implement `Whole.whole_gradients`."""
+        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[rows, columns]``; independent work runs `in_branches`.
+
+        Raises Uncaptured if kernels cannot step along the gradients.
+        """
         self._states.on_device = self.draws
         try:
             return self._for_kernels(self._differentiated(data, in_branches))
@@ -240,13 +246,16 @@ class ProgramOfSeveral(ABC):
             self._states.on_device = None
 
     def finish_whole(self, totals: Tensor) -> int:
-        """Implement `Whole.finish_whole`."""
+        """Update the averages and commit, after all members have stepped; returns the number of samples."""
         samples = self._made(totals)
         self._forget()
         return samples
 
     def watch(self) -> Callable[[], None]:
-        """Implement `Whole.watch` for random states: the equivalence check has excluded other effects."""
+        """Start to watch for effects that a replay would omit; returns a function that raises Uncaptured if there were any.
+
+        Only random states are watched: the equivalence check has excluded other effects.
+        """
         before = self.marks()
 
         def check() -> None:

@@ -29,7 +29,7 @@ from argosy.training.programs.graphed.capturable import as_whole
 from argosy.training.programs.graphed.captured import Captured
 from argosy.training.programs.graphed.evaluation import Evaluation
 from argosy.training.programs.graphed.static_inputs import StaticInputs
-from argosy.training.programs.graphed.whole import Whole
+from argosy.training.programs.graphed.whole import StepKernel, Whole
 from argosy.training.programs.program import MemberFaults, Program, collecting
 
 __all__ = ["Graphed", "run_concurrently"]
@@ -197,8 +197,9 @@ class Graphed:
             self._whole.draws.begin()
         with self._watched() if watched else contextlib.nullcontext():
             totals, gradients = self._whole.whole_gradients(data, self._recorder.in_branches)
+        kernels: Sequence[StepKernel] = self._whole.kernels
         with torch.no_grad():
-            for kernel, numbers in zip(self._whole.kernels, self._static_inputs.of_kernels, strict=True):
+            for kernel, numbers in zip(kernels, self._static_inputs.of_kernels, strict=True):
                 kernel.move(gradients[kernel.rows], numbers, self._recorder.in_branches)
         return totals
 

@@ -26,7 +26,7 @@ __all__ = ["Single"]
 
 
 class Single:
-    """The `Whole` of a single member."""
+    """A single member stepped as a whole, with the methods that `ProgramOfSeveral` has for that."""
 
     draws: ClassVar[None] = None
     """None: a replay draws from the device's generator, as the member alone does."""
@@ -60,16 +60,16 @@ class Single:
 
     @property
     def weights(self) -> Tensor:
-        """Implement `Whole.weights`."""
+        """All trained weights, as one row."""
         return self._parameter_buffer.weights
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:
-        """Implement `Whole.buffers`."""
+        """The network's buffers, each ``[1, …]``."""
         return self._parameter_buffer.buffers
 
     def undo(self) -> None:
-        """Implement `Whole.undo`."""
+        """Undo what `begin_whole` has changed since the last finished step, and drop the gradients."""
         self._solo.drop_gradients()
         for table, name, buffer in self._held:
             table[name] = buffer  # a step may have assigned another tensor
@@ -78,7 +78,7 @@ class Single:
         self._undoing = []
 
     def begin_whole(self, batch: Batch) -> PackInputs | None:
-        """Implement `Whole.begin_whole`, for batches with samples."""
+        """Implement `ProgramOfSeveral.begin_whole`; a batch without samples is not stepped as a whole."""
         if not batch.rows:
             return None
         random, average = self._live.randomness, self._live.average
@@ -91,7 +91,7 @@ class Single:
         return PackInputs(data, batch.rows, apart=False)
 
     def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Implement `Whole.whole_gradients`."""
+        """Implement `ProgramOfSeveral.whole_gradients`."""
         live, parameters = self._live, self._parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
@@ -107,7 +107,7 @@ class Single:
         return batch_total(losses, data.samples).unsqueeze(0), gradients
 
     def finish_whole(self, totals: Tensor) -> int:
-        """Implement `Whole.finish_whole`."""
+        """Implement `ProgramOfSeveral.finish_whole`."""
         if self._live.average is not None:
             self._live.average.step()
         samples = self.made.add((self._batch,), totals)
@@ -131,7 +131,7 @@ class Single:
         return check
 
     def release(self) -> None:
-        """Implement `Whole.release`."""
+        """Implement `Program.release`."""
         self._solo.release()
         self.kernels[0].dissolve()
         self._parameter_buffer.dissolve()
