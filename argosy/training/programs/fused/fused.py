@@ -6,8 +6,10 @@ optimizers (`kernels`). An optimizer without a kernel steps its member's views o
 """
 
 import contextlib
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -18,21 +20,34 @@ from torch.autograd.graph import _engine_run_backward
 
 from argosy.stream.batches import Batch
 from argosy.stream.trees import map_leaves
-from argosy.training.device.recorders import InBranches, run_in_turn
+from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales, widen_losses
 from argosy.training.member.running_average import extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
 from argosy.training.optim.parameter_buffer import ParameterBuffer, copy_into, outside_buffer
+from argosy.training.optim.rules import Move
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, not_none
-from argosy.training.programs.fused.steps import FusedSteps, Part, check_all_derived
+from argosy.training.programs.program import collecting
 
-__all__ = ["Fused"]
+__all__ = ["Fused", "check_all_derived"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A lockstep of all members, between `begin` and `finish`."""
+
+    totals: Tensor
+    """Each member's sum of losses over the batch, float64 ``[members]``."""
+    gradients: Tensor
+    """``[members, columns]``."""
+    idle: frozenset[str]
+    """Weights that the losses do not use, which optimizers skip."""
 
 
 class Fused(ProgramOfSeveral):
@@ -53,7 +68,16 @@ class Fused(ProgramOfSeveral):
         """The members' weights and buffers."""
         self._scales = LossScales.of([live.loss_scale for live in lives], lives[0].backend.device)
         self._compilation = compilation
-        self._steps = FusedSteps(self._solos, parameter_buffer, kernels, self._scales)
+        self._kernels = kernels
+        self._limits = _clip_limits(lives, parameter_buffer)
+        pieces = {piece.name: piece for piece in parameter_buffer.pieces}
+        self._in_order = [pieces[name] for name, _ in lives[0].model.named_parameters() if name in pieces]
+        self._even = True
+        """Whether all weights of each member have made equally many steps, as kernels require."""
+        self._watched = {
+            row for row, live in enumerate(lives) if live.has_batch_schedule or live.loss_scale is not None
+        }
+        """Rows of members with a loss scale, or a schedule per step."""
         self._averages = AverageBuffer.of(lives, parameter_buffer)
         self._spares: dict[str, Tensor] = {}
         """Memory for the frozen weights, which a pass with averaged weights may change."""
@@ -85,8 +109,8 @@ class Fused(ProgramOfSeveral):
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """`FusedSteps.kernels`."""
-        return self._steps.kernels
+        """The kernels that step all members at once; empty once some weights have made fewer steps than others."""
+        return self._kernels if self._even else ()
 
     @property
     def weights(self) -> Tensor:
@@ -114,20 +138,22 @@ class Fused(ProgramOfSeveral):
         return data
 
     def _finish_as_one(self, passed: Part) -> Tensor:
-        self._faults |= self._steps.make(passed)
+        self._make_steps(passed)
         return passed.totals
 
     def _step_apart(self, row: int, batch: Batch) -> int:
         self._solos[row].begin(batch)
         if batch.rows:  # else the member makes no step
-            self._steps.note_idle(row)
+            parameters = self.parameter_buffer.parameters[row]
+            self._even = self._even and all(weight.grad is not None for weight in parameters)
         return self._solos[row].finish()
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
         return outside_buffer(self.parameter_buffer.parameters[row])
 
     def _dissolve(self) -> None:
-        self._steps.release()
+        for kernel in self._kernels:
+            kernel.dissolve()
         if self._averages is not None:
             self._averages.dissolve()
         self._spares = {}
@@ -196,7 +222,7 @@ class Fused(ProgramOfSeveral):
 
     def _for_kernels(self, passed: Part) -> tuple[Tensor, Tensor]:
         check_all_derived(passed.idle)
-        self._steps.clip(passed)
+        self._clip(passed)
         return passed.totals, passed.gradients
 
     def _differentiated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> Part:
@@ -248,3 +274,73 @@ class Fused(ProgramOfSeveral):
     def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
         buffer = self.parameter_buffer
         return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.check_output)
+
+    # ---- the optimizers' steps
+
+    @torch.no_grad()
+    def _make_steps(self, part: Part) -> None:
+        self._even = self._even and not part.idle
+        # All memory is allocated before the first kernel moves weights, so a lockstep is either made or undone as a whole.
+        ready = [(kernel.rows, self._ready(kernel, part)) for kernel in self.kernels]
+        stepped: set[int] = set()
+        for rows, move in ready:
+            if move is not None:
+                move()
+                stepped.update(range(rows.start, rows.stop))
+        for row, live in enumerate(self.members):
+            if row in stepped and row not in self._watched:
+                continue
+            with collecting(self._faults, live.member.name):
+                if row not in stepped:
+                    self._step_itself(row, part)
+                    continue
+                if live.loss_scale is not None:
+                    live.loss_scale.follow(overflowed=False)
+                if live.has_batch_schedule:
+                    live.schedule.step()
+
+    def _ready(self, kernel: Kernel, part: Part) -> Move | None:
+        """Return a kernel's step along unscaled and clipped gradients; None, with these unchanged, if its members step themselves."""
+        gradients = part.gradients[kernel.rows]
+        if not kernel.fits or (self._scales is not None and not self._scales.divide(gradients, kernel.rows)):
+            return None
+        self._clip(part, kernel.rows)
+        return kernel.ready(gradients)
+
+    @torch.no_grad()
+    def _clip(self, part: Part, rows: slice = slice(None)) -> None:
+        """Clip the gradients of members in these rows as `clip_grad_norm_` does, with the same bits."""
+        if self._limits is None or len(part.idle) == len(self._in_order):
+            return
+        limits, gradients = self._limits[rows], part.gradients[rows]
+        by_weight = self._by_weight(gradients, part.idle)
+        norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own))) for own in by_weight]
+        factors = ((torch.stack(norms) + 1e-6).reciprocal() * limits).clamp(max=1.0)
+        gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+
+    def _by_weight(self, gradients: Tensor, idle: Collection[str]) -> Iterator[tuple[Tensor, ...]]:
+        """Yield each row's gradients in the order of its network's weights."""
+        columns = [piece.over(gradients).unbind() for piece in self._in_order if piece.name not in idle]
+        return zip(*columns, strict=True)
+
+    def _step_itself(self, row: int, part: Part) -> None:
+        """Step a member along its gradients as it does alone, on its views."""
+        parameters = self.parameter_buffer.parameters[row]
+        for piece, parameter in zip(self.parameter_buffer.pieces, parameters, strict=True):
+            parameter.grad = None if piece.name in part.idle else piece.of(part.gradients[row])
+        with self.members[row].randomness.active(), torch.enable_grad():
+            self._solos[row].move()
+
+
+def check_all_derived(idle: Collection[str]) -> None:
+    """Raise Uncaptured for weights without a gradient, because a captured step moves all weights."""
+    if idle:
+        raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, so its optimizer skips it")
+
+
+def _clip_limits(lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> Tensor | None:
+    """Return the norm to which each member's gradient is clipped ``[members]``, infinite for no clipping; None if no member clips."""
+    limits = [live.member.clip_grad_norm for live in lives]
+    if all(limit is None for limit in limits):
+        return None
+    return parameter_buffer.weights.new_tensor([math.inf if limit is None else limit for limit in limits])

@@ -18,8 +18,8 @@ from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import watch_behaviour
 from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.fused import check_all_derived
 from argosy.training.programs.fused.recorded import UnrecordedSteps
-from argosy.training.programs.fused.steps import check_all_derived
 from argosy.training.programs.solo import Solo
 
 __all__ = ["Single"]
