@@ -6,10 +6,11 @@ its arguments. Trials keep their names wherever they are packed, so their result
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from argosy.errors import StudyError
 
@@ -27,59 +28,40 @@ class Candidate:
     parameters: Mapping[str, Any]
 
 
-class Packing(Protocol):
-    """A policy that packs the trials of a rung."""
-
-    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return the next pack of the waiting trials, in the order in which they get memory; never empty."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EqualBatches:
-    """Packs of trials with the batch size of the first."""
-
-    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return all trials with the batch size of the first."""
-        return [one for one in waiting if one.batch_size == waiting[0].batch_size]
+Packing = Callable[[Sequence[Candidate]], list[Candidate]]
+"""A policy: returns the next pack of the waiting trials, in the order in which they get memory; never empty."""
+Choices = Mapping[str, Sequence[Any]]
+"""Ordered values of the parameters that have finitely many."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slices:
-    """Packs of `size` consecutive trials: a random set, because parameters are drawn at random. Size 1 means no packing."""
-
-    size: int
-
-    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return the first ``size`` trials."""
-        return list(waiting[: self.size])
+def _equal_batches(waiting: Sequence[Candidate]) -> list[Candidate]:
+    """Return all trials with the batch size of the first."""
+    return [one for one in waiting if one.batch_size == waiting[0].batch_size]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Nearest:
-    """Packs of a random trial and those most similar to it, ``size`` in total."""
+def _first(size: int, waiting: Sequence[Candidate]) -> list[Candidate]:
+    """Return the first `size` trials: a random set, because parameters are drawn at random. Size 1 means no packing."""
+    return list(waiting[:size])
 
-    size: int
-    seed: int
-    choices: Mapping[str, Sequence[Any]]
-    """Ordered values of the parameters that have finitely many."""
 
-    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Return a random trial and the nearest ones; among equally near ones, those proposed first."""
-        # The draw depends on the waiting trials, so the same question has the same answer.
-        centre = Random(f"{self.seed}/{'/'.join(one.name for one in waiting)}").choice(waiting)
-        places = self._places(waiting)
-        others = [one for one in waiting if one is not centre]
-        others.sort(key=lambda one: _distance(places, centre.parameters, one.parameters))
-        return [centre, *others[: self.size - 1]]
+def _nearest(size: int, seed: int, choices: Choices, waiting: Sequence[Candidate]) -> list[Candidate]:
+    """Return a random trial and the nearest ones, `size` in total; among equally near ones, those proposed first."""
+    # The draw depends on the waiting trials, so the same question has the same answer.
+    centre = Random(f"{seed}/{'/'.join(one.name for one in waiting)}").choice(waiting)
+    places = _places(choices, waiting)
+    others = [one for one in waiting if one is not centre]
+    others.sort(key=lambda one: _distance(places, centre.parameters, one.parameters))
+    return [centre, *others[: size - 1]]
 
-    def _places(self, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
-        """Return the sorted values of each numeric parameter: all possible ones if known, otherwise those of the waiting trials."""
-        places: dict[str, list[Any]] = {}
-        for name in dict.fromkeys(name for one in waiting for name in one.parameters):
-            values = self.choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
-            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-                places[name] = sorted({*values})
-        return places
+
+def _places(choices: Choices, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
+    """Return the sorted values of each numeric parameter: all possible ones if known, otherwise those of the waiting trials."""
+    places: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for one in waiting for name in one.parameters):
+        values = choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            places[name] = sorted({*values})
+    return places
 
 
 def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], second: Mapping[str, Any]) -> int:
@@ -93,14 +75,14 @@ def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], sec
     return total
 
 
-def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]]) -> Packing | None:
+def make_packing(packs: str, *, seed: int, choices: Choices) -> Packing | None:
     """Return the packing that a search's `packs` names; None if the planner packs."""
     sized = SIZED_PACKING.fullmatch(packs)
     if sized is not None and sized[1] == "knn":
-        return Nearest(size=int(sized[2]), seed=seed, choices=choices)
+        return partial(_nearest, int(sized[2]), seed, choices)
     if sized is not None:
-        return Slices(size=int(sized[2]))
-    named: dict[str, Packing | None] = {"planned": None, "none": Slices(size=1), "batch-size": EqualBatches()}
+        return partial(_first, int(sized[2]))
+    named: dict[str, Packing | None] = {"planned": None, "none": partial(_first, 1), "batch-size": _equal_batches}
     return named[packs]
 
 

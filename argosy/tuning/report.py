@@ -22,7 +22,7 @@ from argosy.stopping import Mode
 from argosy.tuning.objectives import Objectives
 from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult, TrialsSoFar, leader_of, statuses
 
-__all__ = ["PackSavings", "SearchReport"]
+__all__ = ["SearchReport", "packed_seconds"]
 
 COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reason")
 """Columns of the table, beside parameters and metrics."""
@@ -325,7 +325,7 @@ class SearchReport:
         state = RunState.of(event for _, event in events)
         # Only the rows know which members the study has left out.
         members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
-        trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), PackSavings()
+        trials = TrialsSoFar.of(state, members, over=run.status == "done")
         return cls(
             run=run,
             rows=trials.rows,
@@ -334,7 +334,7 @@ class SearchReport:
             sources={name: one.source for name, one in state.members.items() if one.source and one.inherited},
             seconds=events[-1][0] if events else 0.0,
             epochs=run.epochs,
-            packed_seconds=sum(packs.saved_by(event) for _, event in events),
+            packed_seconds=packed_seconds(events),
             first_comparison_seconds=_first_comparison(events),
             best_seconds=None if trials.best is None else _time_of_best(trials.best, events),
             scheduler=trials.terms["scheduler"],
@@ -375,16 +375,15 @@ def _time_of_best(best: TrialResult, events: TimedEvents) -> float:
     return max(first.values())
 
 
-class PackSavings:
-    """Time saved by stepping several members in one program, computed from journaled events."""
-
-    def __init__(self) -> None:
-        self._gains: dict[str, float] = {}
-        """Seconds saved per sample, by member."""
-
-    def saved_by(self, event: Event) -> float:
-        """Return the seconds saved in a section, from the seconds per sample alone and together, measured when its program was chosen."""
-        if isinstance(event, Packed):
+def packed_seconds(events: TimedEvents) -> float:
+    """Return the time saved by stepping several members at once, from the seconds per sample measured when their programs were chosen."""
+    saved = 0.0
+    gains: dict[str, float] = {}
+    """Seconds saved per sample, by member."""
+    for _, event in events:
+        if isinstance(event, SectionEnded):
+            saved += gains.get(event.member, 0.0) * event.samples
+        elif isinstance(event, Packed):
             alone = event.seconds.get(("plain", 1))
             sizes = [size for kind, size in event.seconds if kind == event.kind and size > 1]
             for program in event.programs:
@@ -392,5 +391,5 @@ class PackSavings:
                 if event.settled and alone is not None and len(program) > 1 and sizes:
                     near = min(sizes, key=lambda size: abs(size - len(program)))
                     gain = alone - event.seconds[event.kind, near]
-                self._gains.update(dict.fromkeys(program, gain))
-        return self._gains.get(event.member, 0.0) * event.samples if isinstance(event, SectionEnded) else 0.0
+                gains.update(dict.fromkeys(program, gain))
+    return saved

@@ -74,7 +74,7 @@ def packed(packing: Packing, waiting: Sequence[Candidate]) -> list[list[str]]:
     """Return the packs of a whole rung, as names."""
     left, packs = list(waiting), []
     while left:
-        pack = packing.next(left)
+        pack = packing(left)
         left = [one for one in left if one not in pack]
         packs.append([one.name for one in pack])
     return packs
@@ -101,7 +101,7 @@ def test_knn_packs_hold_the_nearest_by_rank_in_lists_of_values() -> None:
         packs = packed(made(f"knn({size})"), waiting)
         assert sorted(name for pack in packs for name in pack) == sorted(one.name for one in waiting)
         assert [len(pack) for pack in packs[:-1]] == [size] * (len(packs) - 1)
-    first = made("knn(3)").next(waiting)
+    first = made("knn(3)")(waiting)
 
     def apart(one: Candidate, other: Candidate) -> int:
         places = [
@@ -115,7 +115,7 @@ def test_knn_packs_hold_the_nearest_by_rank_in_lists_of_values() -> None:
     # A value outside the list counts by its rank among the values at hand; a missing one counts as different.
     free = candidates({"rate": 0.1}, {"rate": 0.2}, {"rate": 0.9}, {})
     centre = make_packing("knn(2)", seed=3, choices={})
-    assert {one.name for one in centre.next([free[0], free[2], free[1]])} != {"m-0", "m-2"}
+    assert {one.name for one in centre([free[0], free[2], free[1]])} != {"m-0", "m-2"}
 
 
 def by_definition(directory: Path, *, anew: bool, most: int = 9, eta: int = 3) -> dict[str, float]:

@@ -36,7 +36,7 @@ from argosy.running.search.terms import terms_of
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
-from argosy.tuning.report import PackSavings
+from argosy.tuning.report import packed_seconds
 from argosy.tuning.search import Search, Store
 
 
@@ -72,22 +72,22 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_a_program_of_several_saves_follows_from_what_was_measured() -> None:
-    packs = PackSavings()
-
     def ended(name: str) -> SectionEnded:
         given = dict.fromkeys((field.name for field in fields(SectionEnded)), 0)
         return SectionEnded(**{**given, "member": name, "samples": 100})
 
-    assert packs.saved_by(ended("a")) == 0.0
+    def saved(*events: Packed | SectionEnded) -> float:
+        return packed_seconds([(0.0, event) for event in events])
+
+    assert saved(ended("a")) == 0.0
     costs = ((1, 0.003), (4, 0.001))
     tried = Packed(device="d", programs=(("a", "b", "c", "d"), ("e",)), settled=False, seconds_per_sample=costs)
-    packs.saved_by(tried)
-    assert packs.saved_by(ended("a")) == 0.0
-    packs.saved_by(replace(tried, settled=True))
-    assert packs.saved_by(ended("a")) == pytest.approx(0.2)
-    assert packs.saved_by(ended("e")) == 0.0
-    packs.saved_by(replace(tried, settled=True, programs=(("a",), ("b", "c", "d"))))
-    assert [round(packs.saved_by(ended(name)), 6) for name in "ab"] == [0.0, 0.2]
+    settled = replace(tried, settled=True)
+    assert saved(tried, ended("a")) == 0.0
+    assert saved(tried, settled, ended("a"), ended("e")) == pytest.approx(0.2)
+    assert saved(ended("a"), settled, ended("e")) == 0.0
+    apart = replace(settled, programs=(("a",), ("b", "c", "d")))
+    assert [round(saved(settled, apart, ended(name)), 6) for name in "ab"] == [0.0, 0.2]
 
 
 def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(

@@ -53,7 +53,7 @@ class PackPolicy:
             rungs.setdefault((budget, epochs_done.get(name, 0)), []).append(candidate)
         pack: list[Profile] = []
         for _, waiting in sorted(rungs.items(), key=lambda rung: rung[0]):
-            for candidate in self.packing.next(waiting):
+            for candidate in self.packing(waiting):
                 if pack_memory_bytes([*pack, left[candidate.name]]) <= device.memory_bytes:
                     pack.append(left[candidate.name])
             if pack:

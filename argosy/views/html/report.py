@@ -7,7 +7,7 @@ from typing import Any
 from argosy.protocol.events import Event, SectionEnded
 from argosy.results.end_table import EndTable
 from argosy.results.report import Report
-from argosy.tuning.report import PackSavings, SearchReport
+from argosy.tuning.report import SearchReport, packed_seconds
 from argosy.views.html.cards import cards
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
@@ -54,7 +54,7 @@ def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
 def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[str, Any]:
     """Return everything that the page shows, as one plain value."""
     events = [*timeline]
-    chronicle, packs = Chronicle.of(events), PackSavings()
+    chronicle = Chronicle.of(events)
     search = SearchReport.of(report, events, None) if report.is_search else None
     rows = rows_of_members(report) if search is None else rows_of_trials(search)
     places = {member.name: place for place, row in enumerate(rows) for member in row.members}
@@ -78,7 +78,7 @@ def page_values(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict
             rows,
             chronicle,
             idle=sum(idle) / len(idle) if idle else 0.0,
-            packed_seconds=sum(packs.saved_by(event) for _, event in events),
+            packed_seconds=packed_seconds(events),
         ),
         **table,
         "bands": bands_of(report, table["metrics"], moments) if search is None else [],
