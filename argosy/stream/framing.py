@@ -9,7 +9,6 @@ is read from them, and checks a length before it buffers anything for it.
 import hashlib
 import hmac
 import struct
-from typing import Protocol
 
 from argosy.errors import WorkerError
 
@@ -25,28 +24,18 @@ OF_LENGTH, OF_VALUE = b"length", b"value"
 """Labels included in the MACs of length and value, so that one is never accepted for the other."""
 
 
-class Framing(Protocol):
-    """Framing of both directions of one connection."""
+class Plain:
+    """Framing for connections that no other user can reach: no MACs."""
 
     def pack(self, value: bytes) -> bytes:
-        """Return the frame of the next value to send."""
+        """Return the frame of the next value to send: the length and the value."""
+        return LENGTH.pack(len(value)) + value
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
         """Return the value of the frame that begins at `at`, and the start of the next frame; None while it is incomplete.
 
         Raises WorkerError for bytes that the other end did not send.
         """
-
-
-class Plain:
-    """Framing for connections that no other user can reach: no MACs."""
-
-    def pack(self, value: bytes) -> bytes:
-        """Return the length and the value."""
-        return LENGTH.pack(len(value)) + value
-
-    def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """Return the next value once it has arrived completely."""
         start = at + LENGTH.size
         if len(arrived) < start:
             return None
@@ -73,7 +62,7 @@ class Authenticated:
         return b"".join((length, macs[0], value, macs[1]))
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """Return the next value. The MAC of its length is checked before waiting for the value."""
+        """Return what `Plain.take` returns. The MAC of the length is checked before waiting for the value."""
         proved, start = at + LENGTH.size, at + HEADER_BYTES
         if len(arrived) < start:
             return None
@@ -94,6 +83,10 @@ class Authenticated:
                 "injected, changed, repeated or lost on the way. Check what is between the nodes, or use TLS "
                 "(ARGOSY_CERTIFICATE), and run the same command again."
             )
+
+
+Framing = Plain | Authenticated
+"""Framing of both directions of one connection."""
 
 
 def _length(arrived: memoryview, at: int) -> int:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import psutil
 
@@ -125,19 +125,6 @@ def _mac(text: str, key: bytes) -> str:
     return hmac.digest(key, b"notice\0" + text.encode(errors="surrogatepass"), "sha256").hex()
 
 
-class Board(Protocol):
-    """A place for a notice. `parse_notice` raises WorkerError for a notice that the driver has not written."""
-
-    def leave(self, notice: Notice) -> None:
-        """Store the notice for all processes of the job."""
-
-    def read(self) -> Notice | None:
-        """Return the notice that was stored last; None if there is none."""
-
-    def clear(self) -> None:
-        """Remove the notice."""
-
-
 class FileBoard:
     """A notice in a file of the run directory."""
 
@@ -151,7 +138,7 @@ class FileBoard:
             file.write(format_notice(notice, self._key).encode())
 
     def read(self) -> Notice | None:
-        """Read the file.
+        """Read the file; returns None if there is none.
 
         Raises RunError if another user may have written it: the notice decides what code this node executes.
         """
@@ -202,6 +189,10 @@ class StoreBoard:
 
     def clear(self) -> None:
         """Do nothing: a restarted job stores its notice under another name."""
+
+
+Board = FileBoard | StoreBoard
+"""A place for a notice. `parse_notice` raises WorkerError for a notice that the driver has not written."""
 
 
 def read_key(environment: Mapping[str, str]) -> bytes | None:

@@ -37,28 +37,13 @@ class Work(Protocol):
         """Raise RuntimeError if the sum has failed; called after it has completed."""
 
 
-class GroupConnection(Protocol):
-    """One rank's connection to its group."""
-
-    def add_up(self, values: torch.Tensor) -> Work:
-        """Start to sum a tensor over all ranks, in place. Raises RuntimeError if a rank is known to be lost."""
-
-    def close(self) -> None:
-        """Leave the group; may wait for sums in progress."""
-
-
 def sum_device(device: torch.device) -> torch.device:
     """Return the device on which ranks of this device sum: the device itself if it has NCCL, else the host."""
     return device if device.type == "cuda" and dist.is_nccl_available() else HOST
 
 
-def connect_peers(store: Any, rank: int, size: int, on: torch.device) -> GroupConnection:
-    """Connect a rank with its peers at the store; raises RuntimeError if no group can be formed."""
-    return Gloo(store, rank, size) if on.type == "cpu" else Nccl(store, rank, size, on)
-
-
 class Gloo:
-    """The `GroupConnection` over gloo. Its destructor waits for a sum in progress, without holding the interpreter lock."""
+    """A rank's connection to its group over gloo. Its destructor waits for a sum in progress, without holding the interpreter lock."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -66,17 +51,17 @@ class Gloo:
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, FORMING)
 
     def add_up(self, values: torch.Tensor) -> Work:
-        """Start gloo's allreduce."""
+        """Start to sum a tensor over all ranks, in place. Raises RuntimeError if a rank is known to be lost."""
         work: Work = self._group.allreduce([values], _without_limit())
         return work
 
     def close(self) -> None:
-        """Drop the process group."""
+        """Leave the group; may wait for sums in progress."""
         self._group = None
 
 
 class Nccl:
-    """The `GroupConnection` over NCCL."""
+    """A rank's connection to its group over NCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         # Torch would end the process when a peer is lost or nothing moves, but the driver decides which ranks are lost.
@@ -92,7 +77,7 @@ class Nccl:
         self._stream = _stream_of_sums(device)
 
     def add_up(self, values: torch.Tensor) -> Work:
-        """Start NCCL's allreduce."""
+        """Start to sum a tensor over all ranks, in place, as `Gloo.add_up` does."""
         self._stream.wait_stream(torch.cuda.current_stream(values.device))
         with torch.cuda.stream(self._stream):
             self._group.allreduce([values], _without_limit()).wait()  # the stream waits, not the host
@@ -102,6 +87,15 @@ class Nccl:
     def close(self) -> None:
         """Abort kernels that wait."""
         self._group.abort()
+
+
+GroupConnection = Gloo | Nccl
+"""One rank's connection to its group."""
+
+
+def connect_peers(store: Any, rank: int, size: int, on: torch.device) -> GroupConnection:
+    """Connect a rank with its peers at the store; raises RuntimeError if no group can be formed."""
+    return Gloo(store, rank, size) if on.type == "cpu" else Nccl(store, rank, size, on)
 
 
 @dataclass(frozen=True, slots=True)
