@@ -25,10 +25,14 @@ def rename_flushed(pairs: Sequence[tuple[Path, Path]]) -> None:
     if not pairs:
         return
     with delete_if_refused(pairs, pairs[-1][1]):
-        _flush_files([temporary for temporary, _ in pairs])
+        files = [temporary for temporary, _ in pairs]
+        _flush_together(files)
+        _flush_each(files)
         for temporary, path in pairs:
             os.rename(temporary, path)  # noqa: PTH104  # Path's own makes another path of the name
-        _flush_folders(dict.fromkeys(path.parent for _, path in pairs))
+        folders = dict.fromkeys(path.parent for _, path in pairs)
+        if not _flush_together(folders):
+            _flush_each(folders)
 
 
 @contextlib.contextmanager
@@ -46,18 +50,9 @@ def delete_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[
         raise resources_refused(cause, what) or disk_refused(cause, what) from error
 
 
-def _flush_files(paths: Collection[Path]) -> None:
-    """Flush files to the disk."""
-    _flush_together(paths)
+def _flush_each(paths: Collection[Path]) -> None:
     for path in paths:
         flush(path, os.fsync)
-
-
-def _flush_folders(paths: Collection[Path]) -> None:
-    """Flush the entries of folders to the disk."""
-    if not _flush_together(paths):
-        for path in paths:
-            flush(path, os.fsync)
 
 
 def _flush_together(paths: Collection[Path]) -> bool:

@@ -68,7 +68,7 @@ def uses_random_modules(function: Any) -> bool:
     """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
     for one in _reachable_code(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
-            of_numpy = value is np.random or (value is np and "random" in _attributes_of(one.__code__))
+            of_numpy = value is np.random or (value is np and "random" in _names_in(one.__code__, CALLED_NAMES))
             if value is random or of_numpy or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
@@ -123,30 +123,24 @@ def _named(function: FunctionType) -> Collection[Any]:
     todo = list(by_id.values())
     for module in todo:
         if isinstance(module, ModuleType) and is_own_module(module.__name__):
-            inside = [vars(module)[name] for name in _attributes_of(function.__code__) & vars(module).keys()]
+            inside = [vars(module)[name] for name in _names_in(function.__code__, CALLED_NAMES) & vars(module).keys()]
             todo += [value for value in inside if id(value) not in by_id]
             by_id |= {id(value): value for value in inside}
     return by_id.values()
 
 
 def _enclosing_variables(function: FunctionType) -> dict[str, Any]:
-    names = _globals_of(function.__code__)
+    names = _names_in(function.__code__, ("LOAD_GLOBAL",))
     return {
         **{name: function.__globals__[name] for name in names & function.__globals__.keys()},
         **closure_variables(function),
     }
 
 
-@functools.lru_cache(maxsize=1000)
-def _globals_of(code: CodeType) -> frozenset[str]:
-    """Return the names of globals that code reads, including functions defined in it."""
-    return frozenset(one.argval for one in instructions_of(code) if one.opname == "LOAD_GLOBAL")
-
-
-@functools.lru_cache(maxsize=1000)
-def _attributes_of(code: CodeType) -> frozenset[str]:
-    """Return the names of attributes that code reads."""
-    return frozenset(one.argval for one in instructions_of(code) if one.opname in CALLED_NAMES)
+@functools.lru_cache(maxsize=2000)
+def _names_in(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:
+    """Return the names that these operations of code read, including functions defined in it."""
+    return frozenset(one.argval for one in instructions_of(code) if one.opname in operations)
 
 
 def _find_generators(part: Any) -> Iterator[Any]:

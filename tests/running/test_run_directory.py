@@ -227,7 +227,7 @@ def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: py
     advice = {errno.ENOSPC: "Free disk space", errno.EIO: "The disk is failing", errno.EMFILE: "ulimit -n"}[number]
     argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
     before = evidence.results(tmp_path)
-    monkeypatch.setattr(settled, "_flush_files", refuse)
+    monkeypatch.setattr(settled, "_flush_each", refuse)
     with pytest.raises(
         argosy.ArgosyError, match=rf"the checkpoint before it is untouched: \[Errno {number}\].*{advice}"
     ):
