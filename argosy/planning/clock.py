@@ -30,11 +30,6 @@ class Runner:
     """Number of its valid entry in the clock's heaps: the end of its epoch or of its pause."""
     paused: bool = True
 
-    @property
-    def epoch_left(self) -> float:
-        """Fed seconds until the end of its epoch, as of ``since``."""
-        return self.samples_left * self.seconds_per_sample
-
 
 @dataclass(slots=True)
 class Clock:
@@ -110,7 +105,8 @@ class Clock:
 
     def _run(self, runner: Runner) -> None:
         runner.paused, runner.since, runner.event = False, self.fed, next(self._numbers)
-        heapq.heappush(self._epochs, (self.fed + runner.epoch_left, runner.event, runner))
+        left = runner.samples_left * runner.seconds_per_sample
+        heapq.heappush(self._epochs, (self.fed + left, runner.event, runner))
 
 
 def _earliest_valid(entries: list[tuple[float, int, Runner]]) -> tuple[float, int, Runner] | None:

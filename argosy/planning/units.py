@@ -30,7 +30,8 @@ def gather_alike(flotilla: Flotilla, profiles: Sequence[Profile], devices: Seque
         units = _make_units(members, parts)
         joint = best_flotilla([_joint_profile(unit) for unit in units.values()], devices)
         if joint is not None and joint.samples_per_second >= (1 - SLACK) * flotilla.samples_per_second:
-            return _split_units(joint, units)
+            whole = [(profile, placement) for placement in joint.placements for profile in units[placement.member]]
+            return Flotilla(placements=tuple(Placement.whole(profile, unit.devices[0]) for profile, unit in whole))
         parts *= 2
     return flotilla
 

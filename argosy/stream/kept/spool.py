@@ -183,7 +183,8 @@ class Spool:
             for part in parts:
                 assert part.layout is not None
                 self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
-            if self._heeds_workers(len(parts)) and all(map(_same_content, parts[0].files, parts[1].files)):
+            same_content = partial(filecmp.cmp, shallow=False)
+            if self._heeds_workers(len(parts)) and all(map(same_content, parts[0].files, parts[1].files)):
                 raise self._repeated(len(parts))
             Rows.assemble(folder, layout, count, [part.files for part in parts])
             fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
@@ -302,10 +303,6 @@ class SpooledDataset:
     def __getitem__(self, index: int) -> Any:
         layout = self.facts.kept_layout
         return unflatten(_rows(self.facts.location, layout).row(index), layout.tree)
-
-
-def _same_content(one: Path, other: Path) -> bool:
-    return filecmp.cmp(one, other, shallow=False)
 
 
 @functools.cache
