@@ -126,9 +126,7 @@ def _reader(kind: Any) -> Read:
         return _array(_reader(inside[0])) if whole else _row([_reader(one) for one in inside])
     if origin is Mapping or origin is dict:
         return _object(_reader(inside[0]), _read_any_number if inside[1] is float else _reader(inside[1]))
-    if is_dataclass(kind):
-        return _fields(kind)
-    return _typed_dict(kind) if is_typeddict(kind) else PLAIN[kind]
+    return _fields(kind) if is_dataclass(kind) or is_typeddict(kind) else PLAIN[kind]
 
 
 def _of_type(is_one: Callable[[Any], bool], wanted: str) -> Read:
@@ -233,9 +231,12 @@ def _object(keys: Read, values: Read) -> Read:
 
 
 def _fields(kind: Any) -> Read:
-    hints = get_type_hints(kind, include_extras=True)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
-    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    hints, keeps = get_type_hints(kind, include_extras=True), is_typeddict(kind)
+    readers = {name: _reader(hints[name]) for name in (hints if keeps else [field.name for field in fields(kind)])}
+    if keeps:
+        needed = kind.__required_keys__
+    else:
+        needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
     def read(value: Any, where: str, strange: set[str]) -> Any:
         if type(value) is not dict:
@@ -246,21 +247,10 @@ def _fields(kind: Any) -> Read:
         for name, item in value.items():
             if name in readers:
                 values[name] = readers[name](item, name, strange)
+            elif keeps:
+                values[name] = item
             else:
                 strange.add(_shorten(f"{kind.__name__}.{name}"))
         return kind(**values)
-
-    return read
-
-
-def _typed_dict(kind: Any) -> Read:
-    readers = {name: _reader(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-
-    def read(value: Any, where: str, strange: set[str]) -> Any:
-        if type(value) is not dict:
-            raise _refused(value, where, "an object")
-        if lacking := kind.__required_keys__ - value.keys():
-            raise ValueError(f"{where} lacks {', '.join(sorted(lacking))}")
-        return {name: readers[name](item, name, strange) if name in readers else item for name, item in value.items()}
 
     return read

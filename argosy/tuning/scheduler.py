@@ -27,21 +27,14 @@ class Results:
 
     def __init__(self) -> None:
         self.failed: set[int] = set()
+        """Trials whose further costs are NaN."""
         self.closed: set[int] = set()
-        """Trials that their own rules ended."""
+        """Trials that their own rules ended: the last cost of each stands for all further sections."""
         self._costs: dict[int, dict[int, Cost]] = {}
 
     def tell(self, trial: int, sections: int, cost: Cost) -> None:
         """Keep a cost, unless one for as many sections is known already."""
         self._costs.setdefault(trial, {}).setdefault(sections, cost)
-
-    def close(self, trial: int) -> None:
-        """Let a trial's last cost stand for all further sections."""
-        self.closed.add(trial)
-
-    def fail(self, trial: int) -> None:
-        """Let a trial's further costs be NaN."""
-        self.failed.add(trial)
 
     def sections(self, trial: int) -> int:
         """Return the largest number of sections for which a cost of the trial is known."""
@@ -89,17 +82,17 @@ class Scheduler(ABC):
         """
         self.results.tell(trial, sections, Cost(costs, excess))
         if last:
-            self.results.close(trial)
+            self.results.closed.add(trial)
         self._reconsider(trial)
 
     def close(self, trial: int) -> None:
         """Record that a trial ended by its own rule: its last result stands for every longer budget."""
-        self.results.close(trial)
+        self.results.closed.add(trial)
         self._reconsider(trial)
 
     def fail(self, trial: int) -> None:
         """Record that a trial failed, diverged or was stopped, so it has no further results."""
-        self.results.fail(trial)
+        self.results.failed.add(trial)
         self._reconsider(trial)
 
     @abstractmethod
