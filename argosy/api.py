@@ -49,17 +49,7 @@ from argosy.views.bar import progress_bar
 from argosy.views.output import open_missing_streams, print_output
 from argosy.views.trackers import Tracked
 
-__all__ = [
-    "LAUNCHERS",
-    "forecast_cluster",
-    "plan",
-    "profile",
-    "ray_cluster",
-    "run",
-    "run_search",
-    "train",
-    "tune",
-]
+__all__ = ["LAUNCHERS", "forecast_cluster", "plan", "profile", "ray_cluster", "run", "run_search", "train", "tune"]
 
 C = TypeVar("C", bound=Callable[..., Any])
 T = TypeVar("T", Settings, Search)
@@ -361,11 +351,7 @@ def plan(study: Study, *, launcher: Launcher | str = "processes", **settings: An
 
 
 def profile(
-    study: Study,
-    *,
-    settings: Settings | None = None,
-    launcher: Launcher | None = None,
-    node_devices: int | None = None,
+    study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None, node_devices: int | None = None
 ) -> Costs:
     """Measure what members and preparation cost, without training.
 

@@ -58,8 +58,7 @@ class Settings:
         several_nodes=True,
     )
     packing: Literal["auto", "interleaved"] = _setting(
-        "auto",
-        "interleaved: step the members of a device one after another, even if one program would be faster.",
+        "auto", "interleaved: step the members of a device one after another, even if one program would be faster."
     )
     numerics: Literal["equivalent", "exact"] = _setting(
         "equivalent",
@@ -77,8 +76,7 @@ class Settings:
         None, "Seconds after which the run saves everything and ends; the same command resumes it."
     )
     loader_workers: int | None = _setting(
-        None,
-        "Processes that prepare samples on each node; by default one per core, or fewer if these suffice.",
+        None, "Processes that prepare samples on each node; by default one per core, or fewer if these suffice."
     )
     cores: int | None = _setting(None, "Number of CPU cores that the whole run may use; all by default.")
     block_size: int | None = _setting(

@@ -24,13 +24,7 @@ def from_huggingface(
     by their samples. `fields` are those of `argosy.Member`.
     """
     return Member(
-        name,
-        model=model,
-        optimizer=optimizer,
-        batch_size=batch_size,
-        step=_step,
-        metrics=metrics or {},
-        **fields,
+        name, model=model, optimizer=optimizer, batch_size=batch_size, step=_step, metrics=metrics or {}, **fields
     )
 
 

@@ -31,12 +31,7 @@ from argosy.training.member.tally import to_float64
 
 __all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
 
-CALLED = {
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_validation_epoch_start",
-    "on_validation_epoch_end",
-}
+CALLED = {"on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_start", "on_validation_epoch_end"}
 """Hooks that are called here."""
 OTHERS = (
     "backward",

@@ -54,8 +54,7 @@ Address = Annotated[
     typer.Option(help="Address of the Ray cluster: auto, ray://host:10001 or local.", rich_help_panel=SEVERAL_NODES),
 ]
 Track = Annotated[
-    list[str] | None,
-    typer.Option("--track", help="Send metrics to tensorboard, mlflow, wandb or trackio; repeatable."),
+    list[str] | None, typer.Option("--track", help="Send metrics to tensorboard, mlflow, wandb or trackio; repeatable.")
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show all rows, and costs with their reasons: programs, waits, predictions.")

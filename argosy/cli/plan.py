@@ -12,10 +12,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    table: Annotated[
-        Path,
-        typer.Argument(help="CSV with columns name, samples_per_second, epochs, model_mb."),
-    ],
+    table: Annotated[Path, typer.Argument(help="CSV with columns name, samples_per_second, epochs, model_mb.")],
     scaling: Annotated[
         Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it no network is split.")
     ] = None,

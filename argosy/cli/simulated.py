@@ -12,14 +12,7 @@ from argosy.planning import POLICIES
 from argosy.planning.outcomes import Simulation
 from argosy.planning.replay import Network
 
-__all__ = [
-    "choose_policies",
-    "cluster_of",
-    "format_runs",
-    "read_networks",
-    "read_scaling",
-    "split_sizes",
-]
+__all__ = ["choose_policies", "cluster_of", "format_runs", "read_networks", "read_scaling", "split_sizes"]
 
 
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:

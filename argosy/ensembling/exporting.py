@@ -46,10 +46,7 @@ def build_exported(study: Study, samples: Mapping[str, int], network: nn.Module,
         argosy=__version__,
     )
     return Exported(
-        network=network,
-        arguments=() if by_name else (inputs,),
-        keywords=inputs if by_name else {},
-        about=about,
+        network=network, arguments=() if by_name else (inputs,), keywords=inputs if by_name else {}, about=about
     )
 
 

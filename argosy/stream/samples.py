@@ -18,14 +18,7 @@ from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
 from argosy.stream.trees import unflatten
 
-__all__ = [
-    "SamplePreparer",
-    "counting_entropy",
-    "format_error",
-    "generator_states",
-    "sample_error",
-    "seed_everything",
-]
+__all__ = ["SamplePreparer", "counting_entropy", "format_error", "generator_states", "sample_error", "seed_everything"]
 
 
 @dataclass(kw_only=True, slots=True)

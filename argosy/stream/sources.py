@@ -21,13 +21,7 @@ from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts
-from argosy.stream.samples import (
-    SamplePreparer,
-    counting_entropy,
-    format_error,
-    sample_error,
-    seed_everything,
-)
+from argosy.stream.samples import SamplePreparer, counting_entropy, format_error, sample_error, seed_everything
 from argosy.stream.shards import ShardedStream
 
 __all__ = ["ArraySource", "DatasetSource", "Filled", "Source", "format_activity", "note_in_log"]

@@ -59,9 +59,7 @@ def fill_brackets(
             trials=trials,
             rungs=tuple(
                 Rung(
-                    epochs=budget / per_epoch,
-                    reached=sum(sections.get(trial, 0) >= budget for trial in trials),
-                    of=of,
+                    epochs=budget / per_epoch, reached=sum(sections.get(trial, 0) >= budget for trial in trials), of=of
                 )
                 for of, budget in counts
             ),

@@ -37,11 +37,7 @@ class Planner:
 
     @classmethod
     def of(
-        cls,
-        cluster: Cluster,
-        settings: Settings,
-        wrap_policy: Callable[[Policy], Policy],
-        packs: NamedPolicy | None,
+        cls, cluster: Cluster, settings: Settings, wrap_policy: Callable[[Policy], Policy], packs: NamedPolicy | None
     ) -> "Planner":
         """Return the planner of a run: `packs`, the policy of a search, replaces that of the settings."""
         if packs is not None:  # its answers follow from the proposals of the search

@@ -71,11 +71,7 @@ class Rehearsal:
             input_file.seek(0)
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
             process = subprocess.Popen(
-                [*PYTHON, PROGRAM],
-                stdin=input_file,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                [*PYTHON, PROGRAM], stdin=input_file, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
             )
         return cls(process, output, tuple(copies))
 

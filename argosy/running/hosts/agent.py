@@ -152,10 +152,7 @@ def run_job_process(place: JobPlace, settings: Settings, directory: Path) -> int
 
 def run_agent(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
     """Run the agent of this node. `directory` is the run directory's path on this node; by default the driver's."""
-    with (
-        contextlib.closing(Processes().warm()) as processes,
-        scratch("node") as folder,
-    ):
+    with contextlib.closing(Processes().warm()) as processes, scratch("node") as folder:
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         peer = call()
         for number in IGNORED_SIGNALS:

@@ -108,13 +108,7 @@ class CheckOutcome:
 
 
 def _compare_steps(
-    lives: Sequence[LiveMember],
-    block: Block,
-    *,
-    alike: bool,
-    apart: tuple[bool, bool],
-    double: bool,
-    exact: bool,
+    lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool], double: bool, exact: bool
 ) -> CheckOutcome:
     """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
     usual = lives[0].usual_batch

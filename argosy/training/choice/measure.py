@@ -66,12 +66,7 @@ OUTSIDE = (
 
 
 def measure_steps(
-    live: LiveMember,
-    block: Block,
-    *,
-    thorough: bool = False,
-    groups: int = 1,
-    validated: int = 0,
+    live: LiveMember, block: Block, *, thorough: bool = False, groups: int = 1, validated: int = 0
 ) -> Generator[None, None, Measured]:
     """Measure a copy's steps on the first block: up to 5 steps or 30 ms; if `thorough`, 48 steps of which the last 20 count (FLEET §6.1).
 

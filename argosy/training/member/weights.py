@@ -76,12 +76,7 @@ class NetworkWeights:
 
 
 def load_weights(
-    model: nn.Module,
-    weights: Mapping[str, Any],
-    device: torch.device,
-    *,
-    late: Iterable[str] = (),
-    strict: bool = True,
+    model: nn.Module, weights: Mapping[str, Any], device: torch.device, *, late: Iterable[str] = (), strict: bool = True
 ) -> None:
     """Load a file's weights into a network that was just built; without `strict`, some may be missing. A pass has registered the buffers in `late`."""
     modules = dict(model.named_modules())

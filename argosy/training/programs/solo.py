@@ -64,11 +64,7 @@ class Solo:
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
         randomness = self.live.validating if keep else self.live.randomness
-        with (
-            time_on_device((self.live.clock,), (1.0,)),
-            randomness.active(),
-            torch.set_grad_enabled(not keep),
-        ):
+        with time_on_device((self.live.clock,), (1.0,)), randomness.active(), torch.set_grad_enabled(not keep):
             yield
 
     def cut(self, block: Block, *, after: Batch | None = None) -> Iterator[Batch]:

@@ -34,12 +34,7 @@ def devices_of(
             for span in order[:MOST_SPANS]
         ],
         "marks": [
-            {
-                "seconds": mark.seconds,
-                "kind": mark.kind,
-                "lane": number.get(mark.device, -1),
-                "text": mark.text,
-            }
+            {"seconds": mark.seconds, "kind": mark.kind, "lane": number.get(mark.device, -1), "text": mark.text}
             for mark in marks
         ],
     }

@@ -153,11 +153,7 @@ def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[d
     labels = shorten_names(names, LABEL)
     members = {name: [at for at, row in enumerate(report.rows) if row.repeats == name and row.counts] for name in names}
     return [
-        {
-            "label": labels[name],
-            "members": places,
-            **_curves([report.rows[at] for at in places], metrics, moments),
-        }
+        {"label": labels[name], "members": places, **_curves([report.rows[at] for at in places], metrics, moments)}
         for name, places in members.items()
         if len(places) > 1
     ]
