@@ -14,15 +14,7 @@ from typing import Any
 
 __all__ = ["Diagnosis", "diagnose"]
 
-COUNTED = (
-    "prepared",
-    "kept",
-    "delivered",
-    "exchanged_bytes",
-    "busy_seconds",
-    "filling_seconds",
-    "preparation_cpu_seconds",
-)
+SUMS = "prepared", "kept", "delivered", "exchanged_bytes", "busy_seconds", "filling_seconds", "preparation_cpu_seconds"
 """Counts and times that add up over the feeders of a node."""
 FULL = 0.5
 """Smallest mean fill at which a queue counts as full."""
@@ -79,7 +71,7 @@ class NodeFlow:
             to_prepare=mean("to_prepare"),
             to_exchange=mean("to_exchange"),
             to_train=mean("to_train"),
-            **{name: sum(gauge.get(name, 0) for gauge in gauges) for name in COUNTED},
+            **{name: sum(gauge.get(name, 0) for gauge in gauges) for name in SUMS},
         )
 
     def queues(self, stage: str) -> tuple[float, float | None]:
