@@ -88,6 +88,15 @@ def test_an_agent_says_once_why_it_has_not_found_its_driver(
     assert "was not written with this process's ARGOSY_KEY" in told
 
 
+def test_a_job_removes_no_notice_of_another_job_in_its_directory(tmp_path: Path) -> None:
+    with contextlib.closing(Agents(jobs.place(0), tmp_path)) as waiting:
+        waiting._open_listener()
+        refused = Agents(jobs.place(0), tmp_path)
+        refused.close()
+        assert (tmp_path / "driver.json").exists()
+    assert not (tmp_path / "driver.json").exists()
+
+
 @pytest.mark.parametrize("common", [True, False], ids=["common files", "a certificate, no common files"])
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])
 def test_results_are_those_of_one_process(

@@ -131,11 +131,14 @@ class FileBoard:
     def __init__(self, directory: Path, key: bytes | None = None) -> None:
         self.path: Path = directory / "driver.json"
         self._key = key
+        self._left = ""
+        """The text that this process has written."""
 
     def leave(self, notice: Notice) -> None:
         """Write the file atomically, so that no process reads half of it, with access for this user alone."""
+        self._left = format_notice(notice, self._key)
         with replacing(self.path, mode=0o600) as file:
-            file.write(format_notice(notice, self._key).encode())
+            file.write(self._left.encode())
 
     def read(self) -> Notice | None:
         """Read the file; returns None if there is none.
@@ -154,8 +157,10 @@ class FileBoard:
         return parse_notice(text, self._key, f" in {self.path}")
 
     def clear(self) -> None:
-        """Delete the file."""
-        self.path.unlink(missing_ok=True)
+        """Delete the file, unless it is of another job, whose driver uses the directory or waits for its nodes."""
+        with contextlib.suppress(OSError, ValueError, RunError):
+            if read_own_text(self.path) == self._left:
+                self.path.unlink()
 
 
 class StoreBoard:
