@@ -54,6 +54,8 @@ class CodeReader:
     def __init__(self, whole: Content | None = None) -> None:
         self.whole = whole
         """If given, all values count in full."""
+        self.packages: set[str] = set()
+        """Top-level names of installed packages that code or values refer to."""
         self._read: dict[Hashable, tuple[Part, str, tuple[Part, ...]]] = {}
         """Each part with its digest and the parts that it refers to.
 
@@ -62,7 +64,7 @@ class CodeReader:
 
     def read(self, value: Any) -> "ValueDigest":
         """Digest a value and all parts that it refers to."""
-        text = ValueText(self.whole)
+        text = ValueText(self.whole, self.packages)
         content = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
         return ValueDigest(
@@ -83,7 +85,7 @@ class CodeReader:
                 continue
             seen.add(key)
             if key not in self._read:
-                writer = _PartWriter(self.whole)
+                writer = _PartWriter(self.whole, self.packages)
                 self._read[key] = (part, hash_of(writer.write(part)), tuple(writer.text.parts))
             _, digest, further = self._read[key]
             yield part_name(part) if self.whole is None else self.whole.name(part), digest
@@ -93,8 +95,8 @@ class CodeReader:
 class _PartWriter:
     """Writes the content of a part of the user's code, and collects what it refers to."""
 
-    def __init__(self, whole: Content | None) -> None:
-        self.text = ValueText(whole)
+    def __init__(self, whole: Content | None, packages: set[str]) -> None:
+        self.text = ValueText(whole, packages)
 
     def write(self, part: Part) -> str:
         """Return the content of a part, in which further parts are given by name."""
@@ -167,8 +169,7 @@ class _PartWriter:
                 raise
             module = None  # the import raises again when the function is called
         if module is None:
-            if self.text.whole is not None:
-                self.text.whole.packages.add(name.partition(".")[0])
+            self.text.packages.add(name.partition(".")[0])
         elif is_own_module(module.__name__):
             # `import a.b` binds a in the function.
             self._inside(module if taken else sys.modules[module.__name__.partition(".")[0]], attributes)

@@ -17,12 +17,12 @@ from argosy.study import FACTORIES, Data, Member
 __all__ = ["ImportDigests", "check_imports", "digest_imports"]
 
 ImportDigests = Mapping[str, Sequence[str]]
-"""Digests of functions, classes and constants, by name."""
+"""Digests of functions, classes and constants, and versions of installed packages, by name."""
 MOST_NAMED = 3
 
 
 def digest_imports(values: Iterable[Any]) -> ImportDigests:
-    """Return the digests of what these members, data and functions use from modules of the user."""
+    """Return the digests of what these members, data and functions use from modules of the user, and the versions of packages."""
     code = CodeReader()
     for value in values:
         for read in _read_of(value):
@@ -32,6 +32,10 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
         module = part.module if isinstance(part, Global) else part.__module__
         if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
             digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
+    for package in code.packages:
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if version is not None:
+            digests[f"the version of {package}"] = [str(version)]
     return digests
 
 
@@ -54,8 +58,8 @@ def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
         raise StudyError(
             f"{named}: not the same in all processes of the run, because each process imports modules itself. If a "
             "file was changed since the run or a notebook's kernel began, restore it, or start the run or the kernel "
-            "again. If the script sets it, set it in the module, or bind it to the function that reads it: "
-            "functools.partial(loss, scale=2.0)."
+            "again. Give all nodes the same files and packages. If the script sets it, set it in the module, or bind it "
+            "to the function that reads it: functools.partial(loss, scale=2.0)."
         )
 
 

@@ -112,8 +112,6 @@ class Content:
     """Folders whose names do not count, because their files may be moved as a whole."""
     paths: dict[str, None] = field(default_factory=dict)
     """Absolute paths among the values, or the common folder of several, in the order in which they were found."""
-    packages: set[str] = field(default_factory=set)
-    """Top-level names of installed packages that code or values refer to."""
     files: list[MappedFile] = field(default_factory=list)
     """Files that arrays map; their content was not read."""
     named: dict[str, None] = field(default_factory=dict)
@@ -148,8 +146,10 @@ class ValueText:
     HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
     """Installed classes whose instances count by their content."""
 
-    def __init__(self, whole: Content | None) -> None:
+    def __init__(self, whole: Content | None, packages: set[str]) -> None:
         self.whole = whole
+        self.packages = packages
+        """Top-level names of the installed packages that were found."""
         self.parts: list[Part] = []
         self._within: set[int] = set()
         """Identities of the objects being written, because objects may contain themselves."""
@@ -321,8 +321,8 @@ class ValueText:
 
     def note_installed(self, module: str | None) -> None:
         """Note the package of an installed module."""
-        if self.whole is not None and not _is_standard(module or "") and not is_own_module(module):
-            self.whole.packages.add((module or "").partition(".")[0])
+        if not _is_standard(module or "") and not is_own_module(module):
+            self.packages.add((module or "").partition(".")[0])
 
     def _code(self, code: types.CodeType) -> str:
         """Return code as text, which is the same whether the modules that it names are imported in its own file or cell, or in another."""

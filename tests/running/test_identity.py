@@ -505,6 +505,21 @@ def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: p
         check_imports([studies.member(loss=module.loss)], wanted)
 
 
+def test_a_node_with_another_version_of_a_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "of_packages.py"
+    package.parent.mkdir()
+    package.write_text("__version__ = '1.0'\ndef loss(output, target):\n    return output.mean()\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setitem(sys.modules, "of_packages", sys)  # so that monkeypatch removes the module after the test
+    monkeypatch.delitem(sys.modules, "of_packages")
+    module: Any = importlib.import_module("of_packages")
+    wanted = digest_imports([studies.member(loss=module.loss)])
+    check_imports([studies.member(loss=module.loss)], wanted)
+    module.__version__ = "2.0"
+    with pytest.raises(StudyError, match=r"^the version of of_packages: not the same in all"):
+        check_imports([studies.member(loss=module.loss)], wanted)
+
+
 def broken(batch: Any) -> Any:
     """An augmentation that always raises."""
     raise ValueError("broken")

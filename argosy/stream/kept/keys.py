@@ -79,12 +79,13 @@ def make_key(dataset: Any) -> Key:
         key = make_key(unwrap_padding(dataset))
         return replace(key, parts={**key.parts, "Data.ragged": repr(dataset.ragged)})
     whole = Content()
-    parts = _parts(dataset, CodeReader(whole))
+    code = CodeReader(whole)
+    parts = _parts(dataset, code)
     roots = tuple(_roots(whole.paths))
     if roots:
         whole = replace(whole, roots=roots)
         parts = _parts(dataset, CodeReader(whole))
-    parts |= {f"the version of {package}": version for package, version in sorted(_versions(whole.packages))}
+    parts |= {f"the version of {package}": version for package, version in sorted(_versions(code.packages))}
     parts["the version of Python and torch"] = CodeReader.VERSION
     parts["torch's default dtype"] = str(torch.get_default_dtype())
     parts["the kernels for this processor"] = torch.backends.cpu.get_cpu_capability()
