@@ -177,6 +177,9 @@ class ValueText:
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
 
     def _content(self, value: Any) -> str:
+        # `isinstance` with a Mapping raises for the attribute `f` of an NpzFile.
+        if self.whole is not None and not hasattr(value, "__class__"):
+            raise UnreadableContent(f"{type(value).__module__}.{type(value).__qualname__}")
         match value:
             case functools.partial():
                 return self.join([value.func, value.args, value.keywords])

@@ -38,6 +38,7 @@ from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.keys import make_key
 from argosy.stream.opening import open_kept_rows, open_sources
 from argosy.stream.sources import Source
+from argosy.stream.value_text import UnreadableContent
 
 LENGTH, ONE = 40, 17
 """The number of samples, and the index of the sample that a mutation changes."""
@@ -1110,3 +1111,19 @@ def test_a_run_in_other_processes_finds_what_one_in_this_process_has_kept(tmp_pa
 
 def test_a_class_of_a_module_whose_name_is_no_text_has_a_key() -> None:
     assert make_key(type("Files", (Dataset,), {"__module__": "caf\udce9"})()).name
+
+
+class Archive(Dataset[torch.Tensor]):
+    """A dataset that holds an open archive of NumPy, of which an object raises where it is asked for its class."""
+
+    def __init__(self, path: Path) -> None:
+        self.arrays = np.load(path)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+def test_an_open_archive_of_numpy_is_unreadable(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros(LENGTH))
+    with pytest.raises(UnreadableContent, match=r"BagObj|BufferedReader"):
+        make_key(Archive(tmp_path / "x.npz"))
