@@ -5,6 +5,7 @@ may contain the authority's too. So a relay between two nodes has nothing to pre
 authentication (`argosy.stream.listener`) follows inside TLS.
 """
 
+import contextlib
 import hashlib
 import socket
 import ssl
@@ -32,16 +33,19 @@ class Certificate:
 
     @classmethod
     def load(cls, path: Path) -> "Certificate":
-        """Load a PEM file with the private key and the certificate. Raises PlanError if it cannot be read as such."""
+        """Load a PEM file with the private key and the certificate. Raises PlanError if it is none, or is not valid at present."""
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
+            _shake_hands(*sides)
         except (OSError, ValueError) as error:
             problem = "it is not one, or it has a password"
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
                 problem = str(error.strerror)
+            if isinstance(error, ssl.SSLCertVerificationError):
+                problem = f"{error.verify_message}, by the clock of {socket.gethostname()}"
             raise PlanError(
-                f"{path} cannot be read as a private key with its certificate: {problem}. Make one with openssl req -x509 -nodes "
+                f"{path} cannot be used as a private key with its certificate: {problem}. Make one with openssl req -x509 -nodes "
                 f"-newkey rsa:3072 -days 365 -subj /CN=argosy -keyout {path} -out {path}, and copy it to all nodes."
             ) from error
         return cls(digest=digest, _calling=sides[0], _called=sides[1])
@@ -75,6 +79,15 @@ def _context(path: Path, side: int) -> ssl.SSLContext:
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # callers never resume sessions
     return context
+
+
+def _shake_hands(calling: ssl.SSLContext, called: ssl.SSLContext) -> None:
+    """Connect the two sides in memory; raises SSLError if they do not accept each other, as with an expired certificate."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller, answering = calling.wrap_bio(back, there), called.wrap_bio(there, back, server_side=True)
+    for end in (caller, answering, caller):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def _leaf(path: Path) -> bytes:

@@ -6,6 +6,7 @@ import pickle
 import random
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from listeners import Trap, call, enter
 from test_wire import no_more_files
 
-from argosy.errors import WorkerError
+from argosy.errors import PlanError, WorkerError
 from argosy.stream import listener as entrance
 from argosy.stream.listener import Listener
 from argosy.stream.tls import Certificate
@@ -168,6 +169,15 @@ def test_a_caller_without_the_certificate_of_the_job_is_refused_with_a_reason(
     assert entered == []
     assert isinstance(error, WorkerError)
     assert "does not show the job's certificate" in refused[0]
+
+
+def test_an_expired_certificate_is_refused_by_each_node(tmp_path: Path) -> None:
+    path = certificates.make(tmp_path / "job.pem")
+    words = ["openssl", "x509", "-in", path, "-signkey", path, "-days", "-1"]
+    expired = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    path.write_text(path.read_text().partition("-----BEGIN CERTIFICATE-----")[0] + expired)
+    with pytest.raises(PlanError, match=r"job\.pem cannot be used .*: certificate has expired, by the clock of"):
+        Certificate.load(path)
 
 
 def test_another_certificate_of_the_same_authority_is_refused(refused: list[str], tmp_path: Path) -> None:
