@@ -1,6 +1,7 @@
 """Tests of jobs on several nodes, with and without common files, and of runs that lose a node or their driver."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shlex
@@ -30,17 +31,20 @@ import studies
 from test_pipelines import Dealt
 
 import argosy
-from argosy.errors import PlanError, WorkerError
+from argosy.errors import DiskError, PlanError, StudyError, WorkerError
 from argosy.planning import POLICIES
 from argosy.protocol.events import SectionEnded
+from argosy.protocol.trainer import Failed
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
-from argosy.running.hosts import notices
-from argosy.running.hosts.agent import run_job_process
+from argosy.running.hosts import agent, notices
+from argosy.running.hosts.agent import WorkerMessage, run_job_process
 from argosy.running.hosts.agents import Agents
+from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.stream.tls import Certificate
+from argosy.stream.wire import Peer
 
 EPOCHS = 3
 
@@ -73,6 +77,24 @@ def test_a_job_says_once_for_which_nodes_it_waits(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == (
         "1 of the job's 2 nodes have joined (ranks 0); the run waits at most 300 s for the others.\n"
     )
+
+
+def test_an_error_of_another_node_names_it(tmp_path: Path) -> None:
+    ours, theirs = Peer.pair()
+    node = RemoteNode("node1", "left", ours, tmp_path)
+    theirs.send(WorkerMessage("node1/feeder-0", Failed(error=StudyError("no data here"))))
+    ((_, message),) = node.receive()
+    assert str(message.error) == "node1 on left: no data here"
+
+
+def test_an_agent_whose_disk_is_full_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(agent: Any, processes: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(agent, "IGNORED_SIGNALS", ())
+    monkeypatch.setattr(agent.Agent, "run", write)
+    with pytest.raises(DiskError, match=r"cannot write in .*argosy-node-"):
+        agent.run_agent(1, lambda: Peer.pair()[0], Settings(devices="cpu:1"))
 
 
 def test_an_agent_says_once_why_it_has_not_found_its_driver(

@@ -66,6 +66,19 @@ def two_nodes(folder: Path, *, samples: int = 40, faults: Faults = lambda patch:
 
 
 @pytest.mark.usefixtures("_patient")
+def test_a_node_may_take_longer_than_the_first_one_to_open_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(patch: pytest.MonkeyPatch) -> None:
+        samples = cluster_doctor._samples
+        patch.setattr(cluster_doctor, "_samples", lambda file: (time.sleep(3.0), samples(file))[1])
+
+    monkeypatch.setattr(cluster_doctor, "ANSWER_SECONDS", 0.5)
+    code, checks = two_nodes(tmp_path, faults=slow)
+    assert code == 0, checks
+
+
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_nodes_that_are_alike_are_well(tmp_path: Path, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if sealed:

@@ -41,7 +41,7 @@ CALL_SECONDS = 1.5
 ANSWER_SECONDS = 3.0
 """Timeout for what a node answers on a connection."""
 END_SECONDS = 60.0
-"""Silence after which rank 0 counts as gone."""
+"""Silence after which rank 0, or a node that opens the study's data, counts as gone."""
 FLOOD_SECONDS = 0.3
 """Time in which a link is filled with data, to measure its bandwidth."""
 PIECE = bytes(2**16)
@@ -88,9 +88,9 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
             peer.send(nodes)
         began = time.monotonic()
         findings = {place.rank: desk.examine(nodes[0], nodes, study_file)}
-        # Give the other nodes as long as this one took, because they open the study's data as well.
-        seconds = time.monotonic() - began
-        findings |= _collect(peers, time.monotonic() + seconds + ANSWER_SECONDS)
+        # They open the study's data as well, and may import its packages for the first time.
+        seconds = max(time.monotonic() - began, END_SECONDS)
+        findings |= _collect(peers, time.monotonic() + seconds)
     return judge_cluster(nodes, place.nodes, findings, refusals)
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from argosy.cluster import Node
 from argosy.disk.files import check_directory
 from argosy.disk.scratch import scratch
+from argosy.errors.system import explain_refusals
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
 from argosy.readings import is_installed
@@ -160,7 +161,8 @@ def run_agent(rank: int, call: Callable[[], Peer], settings: Settings, directory
         peer.send(Joined(rank, socket.gethostname(), node, versions()))
         agent = Agent(peer, directory, folder)
         try:
-            return agent.run(processes)
+            with explain_refusals(folder):
+                return agent.run(processes)
         except EOFError:
             print(f"rank {rank}: the driver is gone.", file=sys.stderr)
             return 1

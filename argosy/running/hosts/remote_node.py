@@ -17,7 +17,7 @@ from typing import Any
 from argosy.disk.files import make_folder, open_append
 from argosy.errors import WorkerError
 from argosy.protocol.events import Saved
-from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
+from argosy.protocol.trainer import Assign, Failed, Journaled, Lost, SectionReport
 from argosy.running.hosts.agent import (
     BLOBS,
     BlobsSent,
@@ -184,6 +184,8 @@ class RemoteNode:
             self.file_sync.handle(message)
         if isinstance(message, Lost):
             self.workers.discard(worker)
+        elif isinstance(message, Failed):
+            message.error.args = (f"{self.node} on {self.host}: {message.error}",)
         self.said.append((worker, message))
 
 
