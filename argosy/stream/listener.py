@@ -55,8 +55,11 @@ TLS_BEGINS = b"\x16\x03"
 """First bytes of a caller that uses TLS."""
 TICK_SECONDS = 0.1
 """Time between two checks whether to go on serving."""
-SILENT_SECONDS = 30.0
-"""Time after which a node that acknowledges nothing is considered lost: a node without power sends no end-of-file."""
+SILENT_SECONDS = 120.0
+"""Time after which a node that acknowledges or reads nothing is considered lost: a node without power sends no end-of-file.
+
+The kernel does not distinguish it from a driver that is stopped, or waits for its disk, while a checkpoint is sent to it.
+"""
 
 
 Seal = Callable[[socket.socket], socket.socket]

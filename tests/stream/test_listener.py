@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import pickle
 import random
 import select
@@ -19,6 +20,7 @@ from listeners import Trap, call, enter
 from test_wire import no_more_files
 
 from argosy.errors import PlanError, WorkerError
+from argosy.settings import Settings
 from argosy.stream import listener as entrance
 from argosy.stream.listener import Listener
 from argosy.stream.tls import Certificate
@@ -169,6 +171,15 @@ def test_a_caller_without_the_certificate_of_the_job_is_refused_with_a_reason(
     assert entered == []
     assert isinstance(error, WorkerError)
     assert "does not show the job's certificate" in refused[0]
+
+
+def test_a_connection_outlives_a_process_that_reads_nothing_for_as_long_as_one_may_hang(listener: Listener) -> None:
+    ((_, called),), (caller,) = enter(listener, lambda: call(listener.port))
+    for peer in (called, caller):
+        with socket.socket(fileno=os.dup(peer.fileno())) as end:
+            seconds = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
+        assert seconds >= Settings().hang_seconds
+        peer.close()
 
 
 def test_an_expired_certificate_is_refused_by_each_node(tmp_path: Path) -> None:
