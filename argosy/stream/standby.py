@@ -42,8 +42,8 @@ MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and similar devices."""
 MAPS_WITH_STATE = "lmdb"
 """A package whose memory-mapped files must not be shared with a fork either."""
-WITH_THREADS = ("duckdb", "polars")
-"""Packages with threads of their own, which Python does not list and a fork lacks: it waits for them for ever."""
+WITH_THREADS = ("blosc2", "duckdb", "polars", "tensorstore")
+"""Packages with threads of their own, which Python does not list and a fork lacks: it waits for them for ever, or is ended by the package."""
 
 
 _Message = Mapping[str, Facts | None]

@@ -4,10 +4,12 @@ import _thread
 import os
 import signal
 import sqlite3
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import evidence
@@ -160,12 +162,15 @@ def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() ->
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_threads_that_a_package_has_started_are_not_usable_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "WITH_THREADS", ("json",))
+@pytest.mark.parametrize("package", ["blosc2", "duckdb", "polars", "tensorstore"])
+def test_threads_that_a_package_has_started_are_not_usable_in_a_fork(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
     lock = _thread.allocate_lock()
     lock.acquire()
     _thread.start_new_thread(lock.acquire, ())  # unknown to `threading`, as those of Polars
     try:
-        assert "the threads of json" in standby.list_unforkable()
+        assert f"the threads of {package}" in standby.list_unforkable()
     finally:
         lock.release()
