@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.stream.order import member_seed, permutation, sample_seed
+from argosy.stream.order import Digest, Indices, Selection, member_seed, permutation, sample_seed
 
-__all__ = ["reference"]
+__all__ = ["digest", "reference"]
 
 
 def reference(
@@ -106,3 +106,11 @@ def _validate(member: argosy.Member, model: Any, val: Any, epoch: int) -> float:
         x, y = _batch(val, "val", epoch, rows[start : start + size])
         total += functional.cross_entropy(model(x), y, reduction="none").double().sum()
     return float(total) / len(rows)
+
+
+def digest(selection: Selection, order: Indices, *, elements: int, holes: Sequence[int] = ()) -> Digest:
+    """Return the digest of a correct program for the first `elements` of an epoch, if samples in `holes` are broken."""
+    positions = selection.positions(order)
+    indices = (order if positions is None else order[positions])[:elements]
+    sound = ~np.isin(indices, np.asarray(holes, dtype=np.int64))
+    return Digest.of(indices[sound], np.flatnonzero(sound))

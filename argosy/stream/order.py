@@ -194,16 +194,6 @@ class Selection:
             return None
         return np.repeat(np.arange(len(order), dtype=np.int64), self.multiplicity[order])
 
-    def digest(self, order: Indices, *, elements: int, holes: Sequence[int] = ()) -> Digest:
-        """Return the digest of a correct program for the first `elements` of the epoch, if samples in `holes` are broken."""
-        positions = self.positions(order)
-        indices = (order if positions is None else order[positions])[:elements]
-        numbers = np.arange(len(indices), dtype=np.int64)
-        if holes:
-            sound = ~np.isin(indices, np.asarray(holes, dtype=np.int64))
-            indices, numbers = indices[sound], numbers[sound]
-        return Digest.of(indices, numbers)
-
 
 def used_elements(length: int, batch_size: int, *, drop_last: bool) -> int:
     """Return the number of elements of a sequence that its batches use."""

@@ -238,12 +238,13 @@ def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: py
     }
 
 
-def test_the_order_of_an_epoch_is_computed_once_for_all_members_that_an_audit_compares(
+def test_the_order_of_an_epoch_is_computed_once_for_all_members_and_sections_that_an_audit_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = [studies.member(name, batch_size=size) for name, size in (("a", 7), ("b", 20), ("c", 20))]
     fleet.append(studies.member("fold", subset=range(40)))
-    argosy.train(studies.study(90, val=11, fleet=fleet, epochs=2), directory=tmp_path, launcher="inline")
+    study = studies.study(90, val=11, fleet=fleet, epochs=2, validations_per_epoch=3)
+    argosy.train(study, directory=tmp_path, launcher="inline")
     orders = Counter[tuple[str, int]]()
 
     def counted(seed: int, split: str, epoch: int, *rest: Any) -> Any:
@@ -252,6 +253,6 @@ def test_the_order_of_an_epoch_is_computed_once_for_all_members_that_an_audit_co
 
     monkeypatch.setattr(audit_of, "split_order", counted)
     assert audit_of.audit(tmp_path) == []
-    assert orders == {("train", 0): 2, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, (
-        "orders were computed once per member instead of once per subset"
+    assert orders == {("train", 0): 3, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, (
+        "orders were computed once per member or section instead of once per subset and batch size"
     )

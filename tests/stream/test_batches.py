@@ -11,6 +11,7 @@ import torch
 from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import digest
 
 from argosy.stream.batches import Batch, Cutter, InOrderCutter
 from argosy.stream.blocks import ALIGNMENT, Block
@@ -55,7 +56,7 @@ def test_batches_are_the_sequence_cut_by_their_size(size, batch_size, subset, dr
         for batch in cut[1:]:
             total = total.plus(batch.digest)
         elements = sum(map(len, expected))
-        assert total is None or total == selection.digest(order, elements=elements, holes=holes)
+        assert total is None or total == digest(selection, order, elements=elements, holes=holes)
 
 
 @given(
@@ -224,7 +225,7 @@ def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) 
     total = Digest()
     for batch in found:
         total = total.plus(batch.digest)
-    assert total == selection.digest(order, elements=len(seen), holes=tuple(holes))
+    assert total == digest(selection, order, elements=len(seen), holes=tuple(holes))
 
 
 def test_cutters_are_the_same_where_one_can_do_for_both() -> None:

@@ -10,6 +10,7 @@ import torch
 from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import digest
 
 from argosy import Ragged
 from argosy.stream.batches import Batch
@@ -98,7 +99,7 @@ def test_each_element_is_in_one_batch_whatever_the_blocks(size, batch_size, toke
             assert ids[row].tolist() == TEXTS[index].tolist() + [-1] * (ids.shape[1] - lengths[row])
         if tokens is not None and len(batch.elements) > 1:
             assert ids.numel() <= tokens
-    assert total == selection.digest(order, elements=used, holes=holes)
+    assert total == digest(selection, order, elements=used, holes=holes)
     again = cutter(order, batch_size, **more)
     others = [batch for block in of_texts(order, 77, tuple(holes)) for batch in stepped(again, block)]
     assert [batch.data["label"].tolist() for batch in others] == [batch.data["label"].tolist() for batch in cut]

@@ -1,8 +1,9 @@
 """Recompute from the study alone what every member must have stepped on, and compare it with the journal."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from argosy.protocol.events import SectionEnded
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.study_json import ranges_of, read_study
-from argosy.stream.order import Digest, Indices, Selection, split_order, used_elements, window_elements
+from argosy.stream.order import (
+    Digest,
+    Hashes,
+    Indices,
+    Selection,
+    running_sums,
+    split_order,
+    used_elements,
+    window_elements,
+)
 from argosy.stream.schedule import section_stop
 
 __all__ = ["audit"]
@@ -59,6 +69,8 @@ class _Auditor:
         self._shards: Sequence[int] = state.shards.get("train", ())
         self._known: dict[tuple[str, int, int], Digest] = {}
         """Digests of all samples, by split, stream epoch and elements: the same for every member without a subset."""
+        self._epoch = lru_cache(maxsize=2)(self._recompute)
+        """Epochs of the two splits: all sections of an epoch are compared with one order."""
 
     def errors_of(self, member: MemberState, described: dict[str, Any]) -> Iterator[str]:
         """Yield the errors of a member's record."""
@@ -89,21 +101,56 @@ class _Auditor:
         selection = _selection(subset, length)
         if selection is None or ended.stream_epoch >= EPOCHS:
             return f"samples beyond the study's {length}, or an impossible stream epoch ({ended.stream_epoch})"
-        order = cache(partial(split_order, self._summary["seed"], split, ended.stream_epoch, length, self._shards))
         elements = selection.length
         if split == "train":
-            stop = section_stop(ended.section, length, self._summary["validations_per_epoch"])
-            elements = _elements(selection, order, stop, described, by_length=self._summary["ragged"] is not None)
+            passed = section_stop(ended.section, length, self._summary["validations_per_epoch"])
+            if subset is not None:
+                passed = int(np.searchsorted(self._epoch(split, ended.stream_epoch, subset).positions, passed))
+            elements = _elements(selection, passed, described, by_length=self._summary["ragged"] is not None)
         at = split, ended.stream_epoch, elements
         expected = self._known.get(at) if subset is None else None
         if expected is None:
-            broken = sorted(hole for hole in self._holes.get(at[:2], ()) if hole < length)
-            expected = selection.digest(order(), elements=elements, holes=broken)
+            expected = self._epoch(split, ended.stream_epoch, subset).digest(elements)
             if subset is None:
                 self._known[at] = expected
         if tuple(words) == expected:
             return None
         return f"digest {tuple(words)}, but the order of stream epoch {ended.stream_epoch} gives {tuple(expected)}"
+
+    def _recompute(self, split: str, stream_epoch: int, subset: str | None) -> "_Epoch":
+        """Recompute the sequence of one epoch of a member with this subset."""
+        length: int = self._summary["lengths"].get(split, 0)
+        order = split_order(self._summary["seed"], split, stream_epoch, length, self._shards)
+        broken = [hole for hole in self._holes.get((split, stream_epoch), ()) if hole < length]
+        selection = _selection(subset, length)
+        assert selection is not None, "a section is compared with an epoch only if its subset is within the data"
+        return _Epoch.of(selection, order, broken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """A member's sequence in one epoch."""
+
+    positions: Indices
+    """Position of each element in the stream, ascending."""
+    counted: Indices
+    """Number of samples that are not broken among the first 0 … n elements."""
+    sums: tuple[Hashes, Hashes]
+    """Sums of both hashes over the first 0 … n elements."""
+
+    @classmethod
+    def of(cls, selection: Selection, order: Indices, broken: Sequence[int]) -> "_Epoch":
+        """Return the sequence of a selection in an epoch of this order."""
+        numbers = np.arange(selection.length, dtype=np.int64)
+        positions = selection.positions(order)
+        positions = numbers if positions is None else positions
+        indices = order[positions]
+        sound = ~np.isin(indices, np.asarray(broken, dtype=np.int64))
+        return cls(positions, np.concatenate([[0], np.cumsum(sound)]), running_sums(indices, numbers, sound))
+
+    def digest(self, elements: int) -> Digest:
+        """Return the digest of a correct program for the first `elements`."""
+        return Digest(*(int(sums[elements]) for sums in (self.counted, *self.sums)))
 
 
 @lru_cache(maxsize=2)  # a member's sections are compared in turn, on two splits
@@ -115,12 +162,8 @@ def _selection(subset: str | None, length: int) -> Selection | None:
     return Selection.of(None if ranges is None else [*itertools.chain(*ranges)], length)
 
 
-def _elements(
-    selection: Selection, order: Callable[[], Indices], stop: int, described: dict[str, Any], *, by_length: bool
-) -> int:
-    """Return how many elements of a member's sequence its batches have used up to position `stop` of the order."""
-    positions = None if selection.multiplicity is None else selection.positions(order())
+def _elements(selection: Selection, passed: int, described: dict[str, Any], *, by_length: bool) -> int:
+    """Return how many elements of a member's sequence its batches have used when `passed` of them have passed."""
     batch_size = int(described["batch_size"])
-    passed = stop if positions is None else int(np.searchsorted(positions, stop))
     used = used_elements(selection.length, batch_size, drop_last=described["drop_last"])
     return used if passed >= used else passed - passed % (window_elements(batch_size) if by_length else batch_size)
