@@ -256,3 +256,14 @@ def test_the_order_of_an_epoch_is_computed_once_for_all_members_and_sections_tha
     assert orders == {("train", 0): 3, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, (
         "orders were computed once per member or section instead of once per subset and batch size"
     )
+
+
+@pytest.mark.tampers
+def test_an_audit_names_the_first_section_that_is_missing_and_not_all_others(tmp_path: Path) -> None:
+    argosy.train(studies.study(fleet=[studies.member("a")], epochs=4), directory=tmp_path, launcher="inline")
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    second = [line for line in lines if '"SectionEnded"' in line][1]
+    journal.write_text("".join(line for line in lines if line != second))
+    found = audit_of.audit(tmp_path)[0]
+    assert found == "a: the journal has section 2 where section 1 belongs; some are missing"

@@ -77,10 +77,12 @@ class _Auditor:
         per_epoch = self._summary["validations_per_epoch"]
         numbers = [row.epoch * per_epoch + row.section for row in member.sections]
         if numbers != list(range(len(numbers))):
-            yield f"{member.name}: the journal has sections {numbers}; some are missing"
+            at = next(at for at, number in enumerate(numbers) if number != at)
+            yield f"{member.name}: the journal has section {numbers[at]} where section {at} belongs; some are missing"
         stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
-        if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
-            yield f"{member.name}: its stream epochs {stream_epochs} are not in ascending order"
+        for earlier, later in itertools.pairwise(stream_epochs):
+            if later <= earlier:
+                yield f"{member.name}: stream epoch {later} follows {earlier}, but they must be in ascending order"
         for ended in member.sections:
             assigned = member.stream_epoch(ended.epoch)
             if assigned != ended.stream_epoch:
