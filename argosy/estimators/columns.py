@@ -106,7 +106,7 @@ def _column(name: Any, values: Any, *, held_words: bool) -> npt.NDArray[Any]:
     categorical = kind.startswith(("categor", "enum", "dictionary"))
     # NumPy's array of pandas' categories would be of floats where they are whole numbers and some are missing.
     array = rows_of(f"column {name!r}", values.astype(object) if categorical and hasattr(values, "astype") else values)
-    if array.dtype.kind in "biuf" and not categorical:
+    if array.dtype.kind in "biuf" and array.ndim == 1 and not categorical:
         return _check_finite(name, array.astype(np.float64))
     are_words = categorical or held_words  # in a few rows of words all may look like numbers or dates
     cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers

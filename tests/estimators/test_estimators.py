@@ -333,6 +333,17 @@ def test_durations_among_objects_are_refused() -> None:
         Columns.of(DataFrame({"day": Series([np.timedelta64(3, "ns"), None], dtype=object)}))
 
 
+class Frame(dict[str, Any]):
+    """A table whose columns may have several numbers per row, as those of Polars of type Struct and Array have in NumPy."""
+
+    columns = property(list)
+
+
+def test_a_column_of_several_numbers_per_row_is_named() -> None:
+    with pytest.raises(StudyError, match=r"column 'place' holds .* of type list, which is neither a number nor a word"):
+        Columns.of(Frame(size=X[:, 0], place=X[:, :2]))
+
+
 def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
     """Return the state of the preprocessing that was fitted for each fold's networks."""
     (bag,) = found.ensemble_.networks
