@@ -76,8 +76,15 @@ class Restored(nn.Module):
     def __init__(self, targets: npt.NDArray[Any]) -> None:
         super().__init__()
         equal = (targets == targets[0]).all(axis=0)  # so are outputs; rounded, their mean and deviation are others
-        self.register_buffer("mean", torch.from_numpy(np.where(equal, targets[0], targets.mean(axis=0))))
-        self.register_buffer("deviation", torch.from_numpy(np.where(equal, 0.0, targets.std(axis=0))))
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = targets.mean(axis=0), targets.std(axis=0)
+        if not (equal | (np.isfinite(deviation) & (deviation > 0))).all():
+            raise StudyError(
+                f"argosy.Regressor: y has numbers up to {np.abs(targets).max():.3g}, whose squares are too large or too small for "
+                "float64. Remove rows with such targets, or divide y by a constant."
+            )
+        self.register_buffer("mean", torch.from_numpy(np.where(equal, targets[0], mean)))
+        self.register_buffer("deviation", torch.from_numpy(np.where(equal, 0.0, deviation)))
 
     def forward(self, outputs_NO: Tensor) -> Tensor:
         """Return outputs ``[N, outputs]`` in the units of the targets."""

@@ -124,6 +124,14 @@ def test_a_target_that_never_varies_is_predicted_exactly(value: float) -> None:
     assert (argosy.Regressor(TINY, folds=2, random_state=0).fit(X, y).predict(X)[:, 1] == value).all()
 
 
+@pytest.mark.parametrize("scale", [1e160, 1e-170])
+def test_targets_whose_squares_float64_cannot_hold_are_refused(scale: float) -> None:
+    with pytest.raises(
+        StudyError, match=r"y has numbers up to .*, whose squares are too large or too small for float64"
+    ):
+        argosy.Regressor(TINY, folds=2).fit(X, X[:, 0] * scale)
+
+
 def test_one_seed_gives_one_ensemble_and_a_copy_of_it_needs_no_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ CASES = {
     "a column of dates": lambda: classifier(table=TABLE.assign(day=[date(2020, 1, 1)] * 40)),
     "a column of numbers with thousands separators": lambda: classifier(table=TABLE.assign(price=["1,234"] * 40)),
     "a regressor of durations": lambda: argosy.Regressor().fit(TABLE, LABELS.astype("timedelta64[D]")),
+    "a regressor of a number that stands for infinity": lambda: argosy.Regressor().fit(TABLE, [1e300, *LABELS[1:]]),
     "a column with an infinite number": lambda: classifier(table=TABLE.assign(size=np.inf)),
     "numbers in a column that held words in fit": lambda: classifier().predict(TABLE.assign(colour=1.0)),
 }
