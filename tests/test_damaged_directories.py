@@ -1,5 +1,6 @@
 """Tests that damaged, foreign, newer and missing run directories give one sentence, and that no file in them changes."""
 
+import errno
 import json
 import shlex
 import shutil
@@ -14,13 +15,14 @@ import studies
 import argosy
 from argosy.cli.app import main
 from argosy.cli.runs import runs
-from argosy.errors import RunError
+from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError
 from argosy.protocol.events import Event
 from argosy.running.directory import loading
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
 from argosy.running.directory.journal import timeline
 from argosy.running.directory.lock import Lock
+from argosy.training.member import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,77 @@ def test_a_damaged_study_json_stops_no_resume_unsaid(whole: Path, tmp_path: Path
     (run / "study.json").unlink()
     report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
     assert {row.epochs for row in report.rows} == {2}
+
+
+def a_folder(name: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        (directory / name).unlink()
+        (directory / name).mkdir()
+
+    return change
+
+
+def without_sound_checkpoints(directory: Path) -> None:
+    for file in (directory / "members" / "one").glob("e*.pt"):
+        file.write_bytes(b"")
+
+
+NO_RESUMES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no sound checkpoint": (
+        without_sound_checkpoints,
+        r"no checkpoint of one in .* is sound: the SHA-256 of e0001-s0000000\.pt does not .* or let it start over: --fresh one\.",
+    ),
+    "a folder for a checkpoint": (a_folder("members/one/e0001-s0000000.pt"), "in the journal but does not exist"),
+    "an empty journal": (
+        lambda directory: (directory / "journal.jsonl").write_bytes(b""),
+        "has no events, but there are checkpoints",
+    ),
+    "no journal": (
+        lambda directory: (directory / "journal.jsonl").unlink(),
+        "has no events, but there are checkpoints",
+    ),
+    "a folder for a lock": (a_folder("run.lock"), "Is a directory: .* Move this folder away; the same command resumes"),
+}
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize("name", NO_RESUMES)
+def test_a_resume_that_would_lose_what_is_there_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
+    damage, sentence = NO_RESUMES[name]
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    damage(run)
+    before = {path: path.read_bytes() for path in (run / "members").rglob("*.pt") if path.is_file()}
+    study = studies.study(90, fleet=[studies.member("one"), studies.member("two", hidden=8)], epochs=2)
+    with pytest.raises(ArgosyError, match=sentence):
+        argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    assert {path: path.read_bytes() for path in (run / "members").rglob("*.pt") if path.is_file()} == before
+
+
+def refuse(_: Path) -> str:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.tampers
+def test_weights_that_cannot_be_read_are_one_sentence(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    report = argosy.load(run, study=studies.study(90, fleet=[studies.member("one"), studies.member("two", hidden=8)]))
+    file = run / "members" / "one" / "e0001-s0000000.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "sha256_of", refuse)
+        with pytest.raises(DiskError, match=r"cannot be read: .* Permission denied\. Grant yourself access there"):
+            report.member("one").load()
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(CheckpointError, match=r"cannot be opened as plain data"):
+        report.member("one").load()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        report.member("one").load()
 
 
 def test_what_a_later_version_wrote_is_left_out_and_said_once(

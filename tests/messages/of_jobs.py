@@ -92,6 +92,14 @@ def gone() -> None:
     resume_point(MemberState(name="mlp", saved=[saved]), RUN)
 
 
+def damaged() -> None:
+    """Resume a member whose only file is damaged."""
+    saved = Checkpoint(file="e0002-s0000000.pt", sha256="", epoch=2, section=0, position=0, carried=0, best=None)
+    (RUN / "members" / "mlp").mkdir(parents=True)
+    (RUN / "members" / "mlp" / saved.file).touch()
+    resume_point(MemberState(name="mlp", saved=[saved]), RUN)
+
+
 def without_ray(patch: pytest.MonkeyPatch) -> None:
     """Use Ray without installing it."""
     patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster", raising=False)
@@ -150,4 +158,5 @@ CASES = {
         read_pieces("", Path("members/mlp/e0002-s0000000.pt"))
     ),
     "a journaled checkpoint that is missing": gone,
+    "a member whose checkpoints are all damaged": damaged,
 }

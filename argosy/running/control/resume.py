@@ -1,5 +1,6 @@
 """The checkpoints from which members resume: the latest valid one of each."""
 
+import shlex
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from argosy.disk.files import sha256_of
 from argosy.errors import CheckpointError
+from argosy.errors.spelling import format_names
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.training.member.files import settle_links
@@ -58,13 +60,13 @@ def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, R
 def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> ResumePoint:
     """Return where one member resumes; with `proved`, checksums are not verified.
 
-    Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these.
+    Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these, or if all are damaged.
     """
-    notes: list[str] = []
+    damaged: list[str] = []
     folder = directory / "members" / state.name
     for age, saved in enumerate(reversed(state.saved)):
         path = folder / saved.file
-        if not path.exists():
+        if not path.is_file():
             if age < STAY:
                 raise CheckpointError(
                     f"checkpoint {path} is in the journal but does not exist: it was moved or deleted, or written "
@@ -73,19 +75,24 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
                 )
             continue
         if proved or sha256_of(path) == saved.sha256:
-            return _point(state, saved, notes)
-        notes.append(f"checkpoint {saved.file} is damaged and was skipped")
-    return _point(state, None, notes)
+            return _point(state, saved, damaged)
+        damaged.append(saved.file)
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint of {state.name} in {folder} is sound: the SHA-256 of {format_names(damaged)} does not match the "
+            f"journal. Restore one of them from a copy, or let it start over: --fresh {shlex.quote(state.name)}."
+        )
+    return _point(state, None)
 
 
-def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> ResumePoint:
+def _point(state: MemberState, saved: Checkpoint | None, damaged: Iterable[str] = ()) -> ResumePoint:
     epoch = saved.epoch if saved else 0
     stream_epoch = state.stream_epoch(epoch)
     return ResumePoint(
         member=state.name,
         stream_epoch=epoch if stream_epoch is None else stream_epoch,
         checkpoint=saved,
-        notes=tuple(notes),
+        notes=tuple(f"checkpoint {file} is damaged and was skipped" for file in damaged),
     )
 
 
