@@ -193,6 +193,13 @@ def of_somebody_else(patch: pytest.MonkeyPatch) -> None:
     Journal(RUN / "journal.jsonl").__enter__()
 
 
+def lost_journal() -> None:
+    """Train in a directory with checkpoints and an empty journal."""
+    (journaled() / "members" / "mlp").mkdir(parents=True)
+    (RUN / "members" / "mlp" / "e0002-s0000000.pt").touch()
+    run()
+
+
 def long_line(patch: pytest.MonkeyPatch) -> None:
     """Read a journal without line breaks."""
     patch.setattr(files, "LONGEST_LINE", 2**20)
@@ -419,6 +426,7 @@ CASES = {
         (RUN.mkdir(parents=True), (RUN / "journal.jsonl").symlink_to("/etc/passwd")),
         argosy.load(RUN),
     ),
+    "checkpoints without a journal": lost_journal,
     "a journal without line breaks": long_line,
     "a journal whose sample counts differ from study.json": other_lengths,
     "a study.json that cannot be read": unreadable_study,

@@ -48,9 +48,17 @@ class Journal:
         """Added to the monotonic clock's time: differences of one driver's times are durations, though the clock is set or the machine sleeps."""
 
     def __enter__(self) -> "Journal":
-        """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
+        """Cut off a torn last line, left by a crash, so that the next event does not continue it.
+
+        Raises RunError if there is no whole line beside checkpoints, which a run that begins would replace.
+        """
+        whole = sum(len(line) + 1 for line in read_lines(self.path)) if self.path.exists() else 0
+        if not whole and (lost := next(self.path.parent.glob("members/*/e*.pt"), None)):
+            raise RunError(
+                f"{self.path} has no events, but there are checkpoints, such as {lost}, which a new run would replace. Restore a "
+                "copy of the journal, or choose another directory."
+            )
         self._descriptor = open_append_descriptor(self.path)
-        whole = sum(len(line) + 1 for line in read_lines(self.path))
         if os.fstat(self._descriptor).st_size > whole:  # else a look at a finished run would count as a change of it
             os.ftruncate(self._descriptor, whole)
         return self
