@@ -17,6 +17,7 @@ DISK = {
     errno.EROFS: "Mount the disk as writable, or choose another directory",
     errno.EACCES: "Grant yourself access there, or choose another directory",
     errno.EIO: "The disk is failing (see dmesg): copy the directory to a healthy one",
+    errno.EISDIR: "Move this folder away",
     errno.ENOENT: "It was removed: restore it, or start over in another directory",
 }
 MEANS = {

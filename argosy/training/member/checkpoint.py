@@ -100,9 +100,9 @@ def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, A
 
     Raises WorkerError or DiskError if the system refuses to read the file; the file itself may be good.
     """
-    path = _resolve_link(path)
-    check_file(path, sha256)
     try:
+        path = _resolve_link(path)
+        check_file(path, sha256)
         _check_size(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (ArgosyError, MemoryError):
@@ -144,7 +144,7 @@ def _check_size(path: Path) -> None:
 
 def check_file(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError if a file is missing or does not match its checksum."""
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(
             f"checkpoint {path} does not exist: it was moved or deleted. argosy.fit without directory= deletes its "
             f"files. {ADVICE}"
