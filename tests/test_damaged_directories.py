@@ -16,6 +16,7 @@ import argosy
 from argosy.cli.app import main
 from argosy.cli.runs import runs
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError
+from argosy.errors.system import explain_refusals
 from argosy.protocol.events import Event
 from argosy.running.directory import loading
 from argosy.running.directory.audit import audit
@@ -207,6 +208,13 @@ def test_weights_that_cannot_be_read_are_one_sentence(
     file.mkdir()
     with pytest.raises(CheckpointError, match="does not exist"):
         report.member("one").load()
+
+
+def test_a_folder_that_is_removed_during_a_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"It was removed: restore it"), explain_refusals(tmp_path):
+        (tmp_path / "members" / "one" / "metrics.csv").write_text("")
+    with pytest.raises(FileNotFoundError), explain_refusals(tmp_path):
+        (tmp_path / "data.csv").read_text()
 
 
 def test_what_a_later_version_wrote_is_left_out_and_said_once(

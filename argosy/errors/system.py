@@ -87,5 +87,6 @@ def explain_refusals(directory: Path) -> Iterator[None]:
 def _is_about_run(error: OSError, directory: Path) -> bool:
     """Return whether an error is about the run's own files, as far as it names a file, and not about the user's data."""
     if error.errno == errno.ENOENT:
-        return not directory.exists()
+        folder = Path(str(error.filename)).parent
+        return not directory.exists() or (directory in folder.parents and not folder.exists())
     return error.filename is None or directory in Path(str(error.filename)).parents
