@@ -142,7 +142,9 @@ def _write_text(text: str, stdout: TextIO) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise disk_refused(error, "the command's output cannot be written in full") from error
+            raise disk_refused(
+                error, "the command's output cannot be written in full", "then repeat the command"
+            ) from error
 
 
 def output_path(path: Path) -> Path:
