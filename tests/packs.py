@@ -128,6 +128,28 @@ def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, *
     return Member(name, model=partial(double, model) if dtype == torch.float64 else model, **rest)
 
 
+class Pulled:
+    """A step that pulls the mean output towards its moving average, which it keeps."""
+
+    def __init__(self) -> None:
+        self.mean: Tensor | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        output = model(batch[0])
+        mean = torch.zeros_like(output[0]) if self.mean is None else self.mean
+        if model.training:
+            self.mean = 0.9 * mean + 0.1 * output.detach().mean(0)
+        return nn.functional.cross_entropy(output, batch[1]) + (output.mean(0) - mean).square().mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average."""
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the average."""
+        self.mean = state["mean"]
+
+
 UNWAITING: dict[str, dict[str, Any]] = {
     "plain": {},
     "momentum, nesterov": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, nesterov=True)},

@@ -11,16 +11,18 @@ import elsewhere as away
 import pytest
 import torch
 from elsewhere import Waits, copied, unwaiting
-from packs import BOOTSTRAP, FOLD, UNWAITING, live, member, step_through
+from packs import BOOTSTRAP, FOLD, UNWAITING, Pulled, ResNet, live, member, step_through
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from argosy.averages import SWA
 from argosy.running.launch.inline import InlineWorkers
 from argosy.stream.order import Digest
 from argosy.training.device.copies import DeviceCopies
 from argosy.training.device.devices import open_backend
 from argosy.training.device.moved import copy_held
 from argosy.training.member.building import build_member
+from argosy.training.member.checkpoint import tensors_at
 from argosy.training.member.precision import LossScale, LossScales
 from argosy.training.programs.fused.compiled import Pass
 from argosy.training.programs.fused.fused import Fused
@@ -156,6 +158,32 @@ def test_free_places_of_a_compiled_pass_are_filled_without_waiting(elsewhere: st
     with unwaiting():
         inputs = Pass(forward=None, parameter_buffer=buffer, data=data, factors=weights[:, 0]).inputs(4)  # type: ignore[arg-type]
     assert [tuple(tensor.shape) for tensor in inputs] == [(4, 7), (4,), (3, 7)] and not copied
+
+
+def test_statistics_of_an_average_are_computed_without_waiting(elsewhere: str) -> None:
+    one = live(member("m", model=ResNet, step=Pulled(), metrics={}, average=SWA(from_epoch=1)), elsewhere)
+    assert one.average is not None
+    one.average.count = 1
+    assert step_through(unwaiting, Solo(one)) > 1
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
+@pytest.mark.parametrize("saved_on", ["meta", "cpu"])
+def test_the_state_of_a_step_is_loaded_to_where_the_member_is(saved_on: str, elsewhere: str) -> None:
+    """Checkpoints hold it on the host."""
+    one = live(member("m", step=Pulled(), metrics={}), "cpu:0" if saved_on == "cpu" else elsewhere)
+    one.member.step.mean = torch.zeros(4, device=saved_on)
+    saved = one.state_dict() | {"called": {"step": {"mean": torch.zeros(4)}}}
+    other = live(member("m", step=Pulled(), metrics={}), elsewhere)
+    other.load_state_dict(saved)
+    assert other.member.step.mean.is_meta
+
+
+def test_host_tensors_in_the_state_of_a_step_stay_there() -> None:
+    state = {"bank": torch.zeros(2, device="meta"), "mean": torch.zeros(2), "steps": 3}
+    assert tensors_at(state, torch.device("meta")) == [0]
+    generator = {"generator": torch.Generator().get_state(), "mean": torch.zeros(2)}
+    assert tensors_at(generator, torch.device("cpu")) == [1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from argosy.disk.files import create_new, open_plain, sha256_of, unfinished_name
 from argosy.disk.settled import delete_if_refused, rename_flushed
@@ -30,9 +31,11 @@ __all__ = [
     "keep_newest",
     "link",
     "load",
+    "move_tensors",
     "to_plain",
     "save",
     "save_all",
+    "tensors_at",
     "unmerge_weights",
 ]
 
@@ -167,6 +170,25 @@ def to_plain(value: Any, *, host: bool = False) -> Any:
 def check_plain(value: Any) -> None:
     """Raise CheckpointError for a state that `to_plain` would refuse; copies no tensors."""
     _PlainConverter(None).plain(value, (None, "state"))
+
+
+def tensors_at(state: Any, device: torch.device) -> list[int]:
+    """Return which leaves of a state are tensors on a device. The numbers are those of `to_plain(state)`, which moves them to the host."""
+    leaves = tree_leaves(_PlainConverter(None).plain(state, (None, "state")))
+    return [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _is_at(leaf, device)]
+
+
+def _is_at(tensor: torch.Tensor, device: torch.device) -> bool:
+    # Generators take their states, which are bytes, from the host only.
+    return tensor.device == device and (device.type != "cpu" or tensor.dtype != torch.uint8)
+
+
+def move_tensors(state: Any, numbers: Sequence[int], device: torch.device) -> Any:
+    """Return the state with the leaves of these numbers on a device."""
+    leaves, structure = tree_flatten(state)
+    for number in numbers:
+        leaves[number] = leaves[number].to(device)
+    return tree_unflatten(leaves, structure)
 
 
 @contextlib.contextmanager

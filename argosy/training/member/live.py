@@ -23,6 +23,7 @@ from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memory
 from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
+from argosy.training.member.checkpoint import move_tensors, tensors_at
 from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
 from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import (
@@ -339,6 +340,7 @@ class LiveMember:
         weights = self.weights.read()
         # A resumed member repeats the validation that is under way, so it needs the buffers from before it.
         weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
+        called = called_state(self.member, self.model)
         return {
             "model": weights,
             "late": self.weights.late(weights),
@@ -348,7 +350,8 @@ class LiveMember:
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "average": None if self.average is None else self.average.state_dict(),
-            "called": called_state(self.member, self.model),
+            "called": called,
+            "called_here": {name: tensors_at(own, self.backend.device) for name, own in called.items()},
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -375,7 +378,9 @@ class LiveMember:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
         if self.average is not None and state.get("average") is not None:
             self.average.load_state_dict(state["average"])
-        self.load_called_state(state.get("called", {}))
+        here, device = state.get("called_here", {}), self.backend.device
+        called = state.get("called", {}).items()
+        self.load_called_state({name: move_tensors(own, here.get(name, ()), device) for name, own in called})
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]

@@ -1,6 +1,7 @@
 """The program of one member on one device, stepped as in a plain training loop."""
 
 import contextlib
+import copy
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from argosy.errors import StudyError
 from argosy.stream.batches import Batch
@@ -18,7 +20,6 @@ from argosy.study import IGNORED, Member
 from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
-from argosy.training.member.checkpoint import to_plain
 from argosy.training.member.checks import (
     check_differentiated,
     check_gradients,
@@ -268,7 +269,8 @@ class Solo:
         average, randomness = self.live.average, self.live.randomness
         if average is None or not average.recomputes:
             return
-        drawn, called = randomness.here(), to_plain(called_state(self.live.member, self.live.model), host=True)
+        state = tree_map_only(torch.Tensor, torch.Tensor.detach, called_state(self.live.member, self.live.model))
+        drawn, called = randomness.here(), copy.deepcopy(state)  # on its device, so that the host does not wait
         # A step of the member's own may ask for gradients, for example for adversarial samples.
         grads = self.live.member.step is not None
         for part, _ in self._parts(data, rows):
