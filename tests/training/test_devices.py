@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import blocks
+from elsewhere import Pinning
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import PlanError, StudyError, WorkerError
@@ -32,7 +33,14 @@ from argosy.stream.wire import Peer
 from argosy.training.device import devices as kinds
 from argosy.training.device import forks
 from argosy.training.device.copies import DeviceCopies
-from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, open_backend, wait_for_memory
+from argosy.training.device.devices import (
+    Backend,
+    PassedEvent,
+    is_out_of_memory,
+    is_poisoned,
+    open_backend,
+    wait_for_memory,
+)
 from argosy.training.member import checkpoint
 from argosy.training.member.tally import Tally
 from argosy.training.programs.fused.draws import PerMemberDraws
@@ -321,6 +329,29 @@ def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
     event.synchronize()
     assert host.tolist() == [1.5, 2.5]
     assert late.state.waits == 0
+
+
+class Lazy(TorchDispatchMode):
+    """Notes whether a copy that nothing waits for has a source that is conjugated or negated when it is read."""
+
+    seen = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.copy_.default and args[2:]:
+            self.seen |= args[1].is_conj() or args[1].is_neg()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lazily", [torch.conj, lambda one: one.conj().imag], ids=["conjugated", "negated"])
+def test_a_fetched_tensor_is_conjugated_before_it_is_copied(lazily: Any) -> None:
+    """CUDA's copy would do it on the host at once, before the numbers have arrived there."""
+    module = SimpleNamespace(current_stream=lambda device: SimpleNamespace(record_event=PassedEvent))
+    accelerator = kinds.Accelerator("cpu:0", torch.device("cpu"), module, copying=None)
+    numbers = lazily(torch.tensor([1 + 2j, 3 - 4j]))
+    with Pinning(), Lazy() as lazy:
+        host, _ = accelerator.fetch(numbers)
+    assert not lazy.seen
+    assert torch.equal(host, numbers)
 
 
 def batch_of(tally: Tally, loss: float) -> None:

@@ -322,7 +322,8 @@ class Accelerator(Backend):
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Copy into pinned host memory."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
+        # Torch would conjugate and negate a lazy view on the host, before its copy has arrived there.
+        host.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=True)
         return host, self.module.current_stream(self.device).record_event()
 
     def stamp(self) -> TimedEvent:
