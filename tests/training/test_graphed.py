@@ -13,6 +13,7 @@ import replays
 import torch
 from blocks import blocks
 from packs import (
+    Pulled,
     ResNet,
     Transformer,
     alone,
@@ -314,6 +315,7 @@ UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "runs out of memory": (member("m", loss=Hungry(reduction="none")), "no memory"),
     "network counts calls": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
     "loss counts calls": (member("m", loss=Counted()), "a step changes its loss, on the host"),
+    "step keeps an average": (member("m", step=Pulled(), metrics={}), "a step changes its step, on the host"),
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
     "skips a weight": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
@@ -330,6 +332,12 @@ def test_what_cannot_be_captured_is_made_plainly_from_that_step_on(kind: str) ->
     (single,), _ = alone([one], 2)
     assert raised == [reason]
     assert difference(state(single), state(found)) <= 1e-10
+    assert counts(single) == counts(found)
+
+
+def counts(one: LiveMember) -> tuple[int, int]:
+    """Return the numbers that networks and losses of `UNCAPTURED` keep, which are in no checkpoint."""
+    return getattr(one.model, "calls", 0), getattr(one.member.loss, "calls", 0)
 
 
 def test_a_pack_that_draws_is_made_plainly() -> None:

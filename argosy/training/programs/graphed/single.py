@@ -41,6 +41,8 @@ class Single:
         """Steps that were made as a whole."""
         self._batch: Batch | None = None
         """The batch begun as a whole step."""
+        self._tried = False
+        """Whether a copy has made a step."""
         self._undoing: list[Callable[[], object]] = []
         """Functions that undo what the step begun has changed, besides buffers."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
@@ -81,6 +83,8 @@ class Single:
         """Implement `ProgramOfSeveral.begin_whole`; a batch without samples is not stepped as a whole."""
         if not batch.rows:
             return None
+        if not self._tried:
+            self._try(batch)
         random, average = self._live.randomness, self._live.average
         self._batch, self._undoing = batch, [partial(random.go_back, random.here())]
         if average is not None and average.recomputes:
@@ -89,6 +93,16 @@ class Single:
         data = self._solo.augmented(batch.data)
         self._solo.recompute(data, batch.rows)
         return PackInputs(data, batch.rows, apart=False)
+
+    def _try(self, batch: Batch) -> None:
+        """Raise Uncaptured if a step, made by a copy, changes something on the host: nothing could undo that before the plain program's step."""
+        self._tried, trial = True, Solo(self._live.trial())
+        changed = watch_behaviour(trial.live)
+        self._live.randomness.unmoved(
+            lambda: trial.differentiated(trial.augmented(batch.data), batch.rows, of=batch.rows)
+        )
+        if what := changed():
+            raise Uncaptured(f"a step changes {what}, on the host")
 
     def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
         """Implement `ProgramOfSeveral.whole_gradients`."""
