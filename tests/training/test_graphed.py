@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -37,10 +38,13 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 import argosy
 from argosy.averages import SWA
 from argosy.errors import StudyError
+from argosy.protocol.packs import FellBack
+from argosy.running.directory.journal import read_journal
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.choice import fusion_group
 from argosy.training.choice.fusion_group import ALONE, FusionGroup
 from argosy.training.device.devices import Cpu, PassedEvent
 from argosy.training.device.equivalence import have_diverged
@@ -338,6 +342,19 @@ def test_what_cannot_be_captured_is_made_plainly_from_that_step_on(kind: str) ->
 def counts(one: LiveMember) -> tuple[int, int]:
     """Return the numbers that networks and losses of `UNCAPTURED` keep, which are in no checkpoint."""
     return getattr(one.model, "calls", 0), getattr(one.member.loss, "calls", 0)
+
+
+def test_a_pack_with_an_optimizer_without_kernel_is_not_tried_as_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusion_group, "MAX_TRIES", 1)
+    monkeypatch.setattr(fusion_group, "MAX_ROUNDS", 1)
+    x = torch.randn(64, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    data = argosy.Data(arrays=(x, x[:, :4].argmax(1)))
+    members = [member(name, optimizer=made, metrics={}) for name, made in (("a", RMSprop), ("b", Adam))]
+    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(40))
+    argosy.train(study, directory=tmp_path, devices="cpu:1", launcher="inline", quiet=True)
+    assert not [event for event in read_journal(tmp_path) if isinstance(event, FellBack)]
 
 
 def test_a_pack_that_draws_is_made_plainly() -> None:

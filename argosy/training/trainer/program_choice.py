@@ -111,7 +111,7 @@ class ProgramChoice:
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=lengths)
-            fusion_group.kinds = self._kinds_of(members[:1] if alike else members, alike=alike)
+            fusion_group.kinds = self._kinds_of(members, alike=alike)
             if not alike:
                 fusion_group.lengths = lengths
             for instance in members:
