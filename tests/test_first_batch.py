@@ -371,6 +371,17 @@ def test_cross_entropy_of_one_output_and_numbers_is_refused(
     assert "loss=nn.MSELoss()" in found
 
 
+@pytest.mark.parametrize(
+    "numbers", [X[:, :5], (X[:, :5] > 0).float(), X[:, :5, None]], ids=["numbers", "several labels", "pixels"]
+)
+def test_the_default_loss_takes_floats_only_as_probabilities(tmp_path: Path, numbers: Any) -> None:
+    data = argosy.Data(arrays=(X, numbers), val_arrays=(X[:40], numbers[:40]))
+    model = (lambda: nn.Sequential(nn.Linear(6, 5), nn.Unflatten(1, (5, 1)))) if numbers.dim() == 3 else LINEAR
+    found = reason(tmp_path / "default", member(model=model), data=data)
+    assert "member 'net': its targets are floats, of which those of one sample sum to" in found
+    assert reason(tmp_path / "given", member(model=model, loss=nn.CrossEntropyLoss()), data=data) == ""
+
+
 def test_shares_of_classes_are_targets_of_cross_entropy(tmp_path: Path) -> None:
     shares = functional.one_hot(CLASSES, 5).float() * 0.9 + 0.02
     assert reason(tmp_path, data=argosy.Data(arrays=(X, shares), val_arrays=(X[:40], shares[:40]))) == ""

@@ -190,6 +190,9 @@ CASES = {
     ),
     "unlabelled samples and the default loss": lambda: study_of(with_labels(np.where(np.arange(40) % 3, 1, -100))),
     "numeric targets and the default loss": lambda: on_numbers(loss=None),
+    "several numeric targets and the default loss": lambda: on_numbers(
+        loss=None, model=partial(nn.Linear, 12, 2), labels=np.full((40, 2), 2, np.float32)
+    ),
     "outputs and targets of different shapes": lambda: on_numbers(labels=np.zeros(40, np.float32)),
     "outputs and targets of different dtypes": lambda: on_numbers(labels=np.zeros((40, 1), np.int64)),
     "a loss without gradients for targets of another dtype": lambda: on_numbers(

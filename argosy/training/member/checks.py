@@ -289,7 +289,8 @@ def takes_classes(loss: Any) -> bool:
 def check_labels(member: Member, output: Any, target: Any) -> None:
     """Raise StudyError for labels that do not fit outputs ``[B, classes, …]``; waits for the device.
 
-    Refused are labels outside the classes, samples without a label under the default loss, and float targets of a single output.
+    Refused are labels outside the classes, samples without a label under the default loss, float targets of a single output, and
+    under the default loss those that are no probabilities.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return
@@ -299,6 +300,16 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
             "default, cross-entropy, with which a single output learns nothing. Set a loss for numbers, for "
             "example loss=nn.MSELoss(), or BCEWithLogitsLoss() if they are 0 and 1."
         )
+    if member.loss is None and target.is_floating_point() and target.dim() > 1 and target.shape[1:] == output.shape[1:]:
+        # Probabilities of low precision do not sum to 1 exactly. Sums that are given on purpose need a loss that is.
+        sums = target.sum(1, dtype=torch.float64)
+        if bool(((sums - 1).abs() > 0.1).any()):
+            raise StudyError(
+                f"member {member.name!r}: its targets are floats, of which those of one sample sum to "
+                f"{float(sums.flatten()[(sums - 1).abs().argmax()]):.3g}, but its loss is the default, cross-entropy, which takes floats as "
+                "probabilities of classes. Set a loss for numbers, for example loss=nn.MSELoss(), or BCEWithLogitsLoss() if several "
+                "classes may apply; loss=nn.CrossEntropyLoss() takes other sums as weights."
+            )
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
     classes, ignored = output.shape[1], ignored_class(member.loss)
