@@ -1,7 +1,7 @@
 """Open the splits of a study's data, and probe them: what `Data` names becomes sources (`argosy.stream.sources`)."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
 from argosy.stream.probing import Facts, check_same_data, probe
 from argosy.stream.samples import SamplePreparer, format_error, seed_everything
-from argosy.stream.shards import ShardedStream
+from argosy.stream.shards import ShardedStream, shard_count
 from argosy.stream.sources import ArraySource, DatasetSource, Source, format_activity, note_in_log
 from argosy.study import Data
 
@@ -243,4 +243,15 @@ def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
             f"Data.{split}: its factory {name} returned {describe_value(dataset)}, which is not a Dataset. Return an object "
             "with __len__ and __getitem__, or one with __iter__."
         )
-    return dataset
+    once = isinstance(dataset, Iterator) and not is_map_style(dataset) and shard_count(dataset) is None
+    return FactoryStream(factory) if once else dataset
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryStream:
+    """The samples of a factory that returns an iterator. It is called for each pass, because an iterator can be read only once."""
+
+    factory: Callable[[], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.factory())

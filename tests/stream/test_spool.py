@@ -224,6 +224,19 @@ def test_a_stream_that_yields_other_samples_when_it_is_read_again_is_refused(lin
     assert opened(Once(lines)).length == LENGTH
 
 
+@pytest.mark.parametrize("make", [generated, lambda path: iter(PlainLines(path))], ids=["a generator", "an iterator"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_function_that_returns_an_iterator_is_called_for_each_pass(lines: Path, keep: bool, make: Any) -> None:
+    factory = partial(make, lines)
+    sources = open_sources(Data(train=factory, val=factory, keep=keep), seed=3, cache=RowCache() if keep else None)
+    assert {name: source.length for name, source in sources.items()} == {"train": LENGTH, "val": LENGTH}
+    order = np.arange(LENGTH)
+    for source in sources.values():
+        for epoch in range(2):
+            block, _ = filled(source, order, epoch=epoch)
+            assert torch.equal(block.leaves[1], torch.from_numpy(order))
+
+
 class WholeShards(Lines):
     """A stream that yields all samples for each shard."""
 
