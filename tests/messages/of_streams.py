@@ -2,6 +2,7 @@
 
 import socket
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,16 @@ def filled(sample: Any) -> None:
 def in_arrays(*arrays: Any) -> None:
     """Open these arrays."""
     ArraySource(arrays, "train", heartbeat=Heartbeat.private())
+
+
+class Once:
+    """A stream whose iterator is the same each time."""
+
+    def __init__(self) -> None:
+        self.samples = iter([0])
+
+    def __iter__(self) -> Iterator[int]:
+        return self.samples
 
 
 class Endless(Rows):
@@ -178,7 +189,7 @@ CASES = {
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
     "a data factory that raises": lambda: open_sources(Data(train=unreadable), seed=0),
-    "a data factory that returns a stream": lambda: open_sources(Data(train=lambda: iter([0])), seed=0),
+    "a stream that can be read only once": lambda: open_sources(Data(train=Once()), seed=0),
     "a data factory that returns no Dataset": lambda: open_sources(Data(train=lambda: 3), seed=0),
     "a dataset that differs each time it is opened": another_one,
     "more validations than samples": lambda: FeedSchedule({"train": 6, "val": 9}, per_epoch=8, block_size=64),
