@@ -650,8 +650,8 @@ def test_a_step_without_a_loss_is_told_what_it_is_for(tmp_path: Path) -> None:
     )
     told = sentence(tmp_path, own, arrays=(X, NUMBERS))
     assert (
-        "its step returned NoneType; it must return a tensor of losses, one per sample, or their mean, for the report."
-        in told
+        "its step returned NoneType; it must return a tensor of losses, one per sample, or their mean, for the report, "
+        "alone or as (loss, outputs, targets)." in told
     )
 
 

@@ -215,6 +215,10 @@ CASES = {
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
     "an augmentation that adds samples, and micro-batches": lambda: tried(augment=twice, accumulate=2, metrics={}),
     "a step that calls train()": lambda: tried(step=training, metrics={}),
+    "a step that calls backward() and detaches its loss": lambda: tried(
+        step=lambda model, batch: calling_backward(model, batch).detach(), validate=mean_loss, metrics={}
+    ),
+    "a step that returns two values": lambda: tried(step=lambda model, batch: (mean_loss(model, batch), 0), metrics={}),
     "a step that calls backward() on its loss": lambda: tried(step=calling_backward, validate=mean_loss, metrics={}),
     "a validation step that needs gradients": lambda: tried(step=differentiating, metrics={}),
     "a network whose copies compute with the original": lambda: tried(model=Outside),

@@ -230,6 +230,20 @@ def test_a_step_that_calls_backward_on_its_loss_is_refused(twice: bool, keep: bo
         steps(live, 0, 1)
 
 
+def with_backward_alone(model: Gan, batch: Any) -> Tensor:
+    loss = model.discriminator(batch[0]).square().mean()
+    if model.training:
+        loss.backward()
+    return loss.detach()
+
+
+def test_a_step_that_calls_backward_and_returns_a_detached_loss_is_refused() -> None:
+    adam = partial(Adam, lr=0.01)
+    live = alive(argosy.Member("net", model=Gan, optimizer=adam, step=with_backward_alone, batch_size=4))
+    with pytest.raises(argosy.errors.StudyError, match="calls backward\\(\\) and returns a loss without gradients"):
+        steps(live, 0, 1)
+
+
 def in_backward(model: Gan) -> dict[str, Any]:
     """Return optimizers that are stepped by hooks of their weights, so that only one gradient exists at a time."""
     made = {name: SGD([weight], lr=0.1) for name, weight in model.discriminator.named_parameters()}

@@ -193,6 +193,11 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
             f"member {member.name!r}: no gradient flows from its loss to any parameter. Compute the loss from the "
             "network's output, in torch, and leave at least one parameter unfrozen."
         )
+    if "does not require grad" in str(error) and member.step is not None:
+        raise StudyError(
+            f"member {member.name!r}: its step calls backward() and returns a loss without gradients, but Argosy calls backward() on it. "
+            "Remove backward() and detach() from the step; to call backward() yourself, pass optimizers= and update the weights in the step."
+        )
     if "backward through the graph a second time" in str(error) and member.step is not None:
         raise _calls_backward(member)
     if "Found dtype" in str(error):

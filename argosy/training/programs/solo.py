@@ -417,7 +417,8 @@ class Solo:
         raise StudyError(
             f"member {member.name!r}: its {('loss' if member.step is None else 'step')} returned "
             f"{type(value).__name__}; it must return a tensor of losses, one per sample, or their mean, "
-            f"{'with gradients' if member.optimizers is None else 'for the report'}."
+            f"{'with gradients' if member.optimizers is None else 'for the report'}"
+            f"{'' if member.step is None else ', alone or as (loss, outputs, targets)'}."
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
