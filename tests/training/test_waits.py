@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import elsewhere as away
+import numpy as np
 import pytest
 import torch
 from elsewhere import Waits, copied, unwaiting
@@ -184,6 +185,7 @@ def test_host_tensors_in_the_state_of_a_step_stay_there() -> None:
     assert tensors_at(state, torch.device("meta")) == [0]
     generator = {"generator": torch.Generator().get_state(), "mean": torch.zeros(2)}
     assert tensors_at(generator, torch.device("cpu")) == [1]
+    assert tensors_at({"counts": np.zeros(2), "mean": torch.zeros(2)}, torch.device("cpu")) == [1]
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ class _PlainConverter:
 
     def __init__(self, host: bool | None) -> None:
         self.host = host
-        """None leaves tensors as they are."""
+        """None leaves tensors and arrays as they are."""
         self.storages: dict[int, torch.UntypedStorage] = {}
         """Copies of storages in host memory, by the address of the original; `views` likewise for views."""
         self.views: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -222,7 +222,8 @@ class _PlainConverter:
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, np.ndarray):
-            return torch.from_numpy(value.copy())
+            tensor = torch.from_numpy(value.copy())
+            return value if self.host is None else tensor
         if isinstance(value, Mapping):
             if any(isinstance(key, torch.Tensor) for key in value):
                 raise CheckpointError(
