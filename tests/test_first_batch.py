@@ -160,6 +160,12 @@ def of_class_1(output: Tensor, target: Tensor) -> Tensor:
     return (functional.cross_entropy(output, target, reduction="none") * (target == 1)).sum()
 
 
+def hinges_of_pairs(output: Tensor, target: Tensor) -> Tensor:
+    """Pushes outputs of two classes apart; zero for the first samples, which have no pairs."""
+    unlike = (target == 1)[:, None] & (target != 1)
+    return ((9 - torch.cdist(output, output)).relu() * unlike).sum() / len(output)
+
+
 SUMS: dict[str, Any] = {
     "a sum without the first samples": of_class_1,
     "CrossEntropyLoss": nn.CrossEntropyLoss(reduction="sum"),
@@ -341,6 +347,7 @@ MEANS: dict[str, Any] = {
     "the mean of a sum": lambda o, t: functional.cross_entropy(o, t, reduction="sum") / len(t),
     "margins": nn.MultiMarginLoss(),
     "a sum over outputs": lambda o, t: o.square().sum(1).mean(),
+    "each sample's hinges over pairs": hinges_of_pairs,
     "each sample's sum over pairs": lambda o, t: (o @ o.T).sigmoid().sum() / len(o),
     "a mean in one dimension": lambda o, t: functional.cross_entropy(o, t)[None],
 }

@@ -75,7 +75,8 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     turned = _mean_of(value, _take_samples(samples, rows, numbers[::-1]))
     few = list(range(max(1, min(SAMPLES, rows // 4))))
     values = [_mean_of(value, _take_samples(samples, rows, few * times)) for times in TIMES]
-    if not any(values):  # a hinge may be zero for the first samples
+    silent = not any(values)  # a hinge may be zero for the first samples
+    if silent:
         few = list(numbers)
         values = [_mean_of(value, _take_samples(samples, rows, few * times)) for times in TIMES]
     once, twice, thrice = values
@@ -88,20 +89,25 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
         grows = all(_close(n * once, one, RANDOM_TOLERANCE) for n, one in ((1, again), (2, twice), (3, thrice)))
     else:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
-        if grows and rows >= 4 and _close(twice - once, thrice - twice):
-            grows = not _depends_on_batch(value, samples, rows, _tolerance(member))
+        # Hinges of pairs or triplets are often zero for repetitions of two samples.
+        if grows and (silent or (rows >= 4 and _close(twice - once, thrice - twice))):
+            grows = not _depends_on_batch(value, samples, rows, _tolerance(member), silent=silent)
     if grows:
         raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], values, strict=False)})
     return not drawn
 
 
-def _depends_on_batch(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
-    """Return whether a value depends on which samples are in one batch; a sum of per-sample values does not."""
-    pairs, others = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-    straight, crossed = (
-        [_mean_of(value, _take_samples(samples, rows, pair)) for pair in two] for two in (pairs, others)
-    )
-    return abs(sum(straight) - sum(crossed)) > tolerance * sum(map(abs, straight + crossed))
+def _depends_on_batch(value: Value, samples: Any, rows: int, tolerance: float, *, silent: bool) -> bool:
+    """Return whether a value depends on which samples are in one batch; a sum of per-sample values does not.
+
+    If `silent`, the value of all samples counts too. Otherwise it may contain a constant, which two batches contain twice.
+    """
+    numbers = range(min(PAIRED, rows))
+    half = len(numbers) // 2
+    splits = [(numbers[:half], numbers[half:]), (numbers[::2], numbers[1::2]), (numbers,)]
+    found = [[_mean_of(value, _take_samples(samples, rows, part)) for part in parts] for parts in splits[: 2 + silent]]
+    sums = [sum(values) for values in found]
+    return max(sums) - min(sums) > tolerance * sum(abs(one) for values in found for one in values)
 
 
 def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
