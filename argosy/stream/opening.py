@@ -21,7 +21,7 @@ from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
 from argosy.stream.probing import Facts, check_same_data, probe
 from argosy.stream.samples import SamplePreparer, format_error, seed_everything
-from argosy.stream.shards import ShardedStream, shard_count
+from argosy.stream.shards import FactoryStream, ShardedStream, shard_count
 from argosy.stream.sources import ArraySource, DatasetSource, Source, format_activity, note_in_log
 from argosy.study import Data
 
@@ -228,7 +228,7 @@ def identities_of_arrays(data: Data) -> dict[str, str]:
 
 def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
     """Return what a factory returns. Random numbers that it draws depend only on the study's seed, wherever it is called."""
-    name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
+    name = FactoryStream(factory).name
     seed_everything(sample_seed(seed, split, 0, OPENING_INDEX))
     try:
         dataset = factory()
@@ -245,13 +245,3 @@ def _call_factory(factory: Callable[[], Any], split: str, seed: int) -> Any:
         )
     once = isinstance(dataset, Iterator) and not is_map_style(dataset) and shard_count(dataset) is None
     return FactoryStream(factory) if once else dataset
-
-
-@dataclass(frozen=True, slots=True)
-class FactoryStream:
-    """The samples of a factory that returns an iterator. It is called for each pass, because an iterator can be read only once."""
-
-    factory: Callable[[], Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.factory())

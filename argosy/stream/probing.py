@@ -17,7 +17,7 @@ from argosy.stream.mapped import MappedFile, files_of_split
 from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import SamplePreparer, generator_states, sample_error
-from argosy.stream.shards import ShardedStream
+from argosy.stream.shards import ShardedStream, name_of
 
 __all__ = ["Facts", "check_same_data", "fingerprint_of", "dataset_length", "probe"]
 
@@ -107,7 +107,7 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     for index in probes if moved else differ:
         if stream:
             raise StudyError(
-                f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample {index} when it "
+                f"Data.{split}: {name_of(dataset.stream)} yields a different sample {index} when it "
                 "is read again, so its samples depend on where reading starts. Draw in Data(then=...), and leave "
                 "shuffling to the study."
             )
@@ -116,7 +116,7 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
             raise _impure(split, dataset, index, draws=index in moved)
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
-            f"Data.{split}: {type(unwrap_padding(dataset.stream)).__name__} yields a different sample when reading starts "
+            f"Data.{split}: {name_of(dataset.stream)} yields a different sample when reading starts "
             "at the second row of a shard than when it continues from the first. Let read(shard, row) start at "
             "sample `row` and skip those before it."
         )

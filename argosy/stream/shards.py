@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,16 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.padding import PaddedStream, unwrap_padding
 
-__all__ = ["ShardMarks", "ShardedStream", "next_sample", "open_shard", "shard_count", "shards_of"]
+__all__ = [
+    "FactoryStream",
+    "ShardMarks",
+    "ShardedStream",
+    "name_of",
+    "next_sample",
+    "open_shard",
+    "shard_count",
+    "shards_of",
+]
 
 MAX_PROOF_SAMPLES = 8
 """Most samples that prove a mark."""
@@ -37,6 +46,30 @@ MIN_PROOF_SAMPLES = 4
 """Fewest samples that prove a mark: a stream that shuffles hardly ever yields so many in their old order."""
 MAX_STATE_LENGTH = 4096
 """Most characters of a state. The journal records those of eight shards whenever members are saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryStream:
+    """The samples of a factory that returns an iterator. It is called for each pass, because an iterator can be read only once."""
+
+    factory: Callable[[], Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the factory's function or class."""
+        name: str = getattr(
+            getattr(self.factory, "func", self.factory), "__qualname__", type(self.factory).__qualname__
+        )
+        return name
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.factory())
+
+
+def name_of(stream: Any) -> str:
+    """Return what messages call a stream: its class, or the user's function that returns its samples."""
+    whole = unwrap_padding(stream)
+    return whole.name if isinstance(whole, FactoryStream) else type(whole).__name__
 
 
 def shard_count(stream: Any) -> int | None:
@@ -159,7 +192,7 @@ class ShardedStream:
             sample = self._next(reading, shard, row)
         except StopIteration:
             raise UnfitSample(
-                f"is missing: shard {shard} of {type(unwrap_padding(self.stream)).__name__} has fewer than the "
+                f"is missing: shard {shard} of {name_of(self.stream)} has fewer than the "
                 f"{self.lengths[shard]:,} samples that were counted, or that shard_lengths specifies. Yield the "
                 "same samples each time a shard is read."
             ) from None

@@ -237,6 +237,31 @@ def test_a_function_that_returns_an_iterator_is_called_for_each_pass(lines: Path
             assert torch.equal(block.leaves[1], torch.from_numpy(order))
 
 
+def test_messages_name_the_function_that_returns_an_iterator(lines: Path) -> None:
+    returned = generated(lines)
+
+    def same() -> Iterator[Any]:
+        return returned
+
+    with pytest.raises(
+        StudyError, match=r"train is empty: \S*same yields no samples\. Yield at least one each time it is read"
+    ):
+        open_sources(Data(train=same, val=same), seed=3, cache=RowCache())
+    returned = generated(lines)
+    with pytest.raises(StudyError, match=rf"shard 0 of \S*same has fewer than the {LENGTH} samples"):
+        open_sources(Data(train=same, keep=False), seed=3)
+
+    def shuffled() -> Iterator[Any]:
+        samples = list(generated(lines))
+        random.shuffle(samples)
+        return iter(samples)
+
+    with pytest.raises(StudyError, match=r"\S*shuffled draws random numbers"):
+        open_sources(Data(train=shuffled), seed=3, cache=RowCache())
+    open_sources(Data(train=partial(generated, lines)), seed=3, cache=RowCache())
+    assert "generated()" in [entry.header.subject for entry in RowCache().entries()]
+
+
 class WholeShards(Lines):
     """A stream that yields all samples for each shard."""
 

@@ -24,6 +24,7 @@ from argosy.readings import attributes_of, is_installed
 from argosy.stream.code_digest import CodeReader
 from argosy.stream.kept.witnesses import Roots
 from argosy.stream.padding import unwrap_padding
+from argosy.stream.shards import FactoryStream
 from argosy.stream.value_text import Content
 
 __all__ = ["Key", "make_key"]
@@ -99,6 +100,8 @@ def make_key(dataset: Any) -> Key:
 
 def _subject(dataset: Any) -> str:
     dataset = unwrap_padding(dataset)
+    if isinstance(dataset, FactoryStream):
+        return f"{dataset.name}()"
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 

@@ -36,7 +36,7 @@ from argosy.stream.own_generators import outside_parts, own_generator_states
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import counting_entropy, generator_states, sample_error, seed_everything
-from argosy.stream.shards import next_sample, open_shard, shard_count
+from argosy.stream.shards import name_of, next_sample, open_shard, shard_count
 from argosy.stream.trees import unflatten
 from argosy.stream.value_text import UnreadableContent
 
@@ -98,7 +98,7 @@ class Spool:
 
     @property
     def _kind(self) -> str:
-        return type(unwrap_padding(self.stream)).__name__
+        return name_of(self.stream)
 
     def _seed(self, epoch: int = 0) -> None:
         seed_everything(sample_seed(self.seed, self.split, epoch, OPENING_INDEX))
@@ -288,7 +288,9 @@ class Spool:
         )
 
     def _empty(self) -> StudyError:
-        return StudyError(f"Data.{self.split} is empty: {self._kind} yields no samples. Yield at least one.")
+        return StudyError(
+            f"Data.{self.split} is empty: {self._kind} yields no samples. Yield at least one each time it is read."
+        )
 
 
 @dataclass(frozen=True, slots=True)
