@@ -78,9 +78,10 @@ class Restored(nn.Module):
         equal = (targets == targets[0]).all(axis=0)  # so are outputs; rounded, their mean and deviation are others
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = targets.mean(axis=0), targets.std(axis=0)
-        if not (equal | (np.isfinite(deviation) & (deviation > 0))).all():
+        unfit = ~(equal | (np.isfinite(deviation) & (deviation > 0)))
+        if unfit.any():
             raise StudyError(
-                f"argosy.Regressor: y has numbers up to {np.abs(targets).max():.3g}, whose squares are too large or too small for "
+                f"argosy.Regressor: y has numbers up to {np.abs(targets[:, unfit]).max():.3g}, whose squares are too large or too small for "
                 "float64. Remove rows with such targets, or divide y by a constant."
             )
         self.register_buffer("mean", torch.from_numpy(np.where(equal, targets[0], mean)))
