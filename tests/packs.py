@@ -150,6 +150,26 @@ class Pulled:
         self.mean = state["mean"]
 
 
+class Drifting:
+    """An augmentation that adds the sum of the mean samples so far, which it keeps."""
+
+    def __init__(self) -> None:
+        self.sum: Tensor | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        mean = batch[0].mean(0)
+        self.sum = mean if self.sum is None else self.sum + mean
+        return batch[0] + self.sum, batch[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sum."""
+        return {"sum": self.sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the sum."""
+        self.sum = state["sum"]
+
+
 UNWAITING: dict[str, dict[str, Any]] = {
     "plain": {},
     "momentum, nesterov": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, nesterov=True)},

@@ -7,7 +7,7 @@ import late
 import packs
 import pytest
 import torch
-from packs import alone, difference, member, state, together
+from packs import Drifting, alone, difference, member, state, together
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
@@ -32,7 +32,8 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
         partial(AdamW, lr=0.01, weight_decay=0.5),
         partial(AdamW, lr=0.02, weight_decay=0.5),
     ]
-    members = [member(f"m{n}", optimizer=optimizer) for n, optimizer in enumerate(optimizers)]
+    kept = {"m0": Drifting()}
+    members = [member(f"m{n}", optimizer=one, augment=kept.get(f"m{n}")) for n, one in enumerate(optimizers)]
     finish, ready, again = Fused.finish, rules.Tile.ready, []
 
     def crowded(tile: rules.Tile, gradients: Any) -> rules.Move:

@@ -14,6 +14,7 @@ import replays
 import torch
 from blocks import blocks
 from packs import (
+    Drifting,
     Pulled,
     ResNet,
     Transformer,
@@ -320,6 +321,7 @@ UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "network counts calls": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
     "loss counts calls": (member("m", loss=Counted()), "a step changes its loss, on the host"),
     "step keeps an average": (member("m", step=Pulled(), metrics={}), "a step changes its step, on the host"),
+    "augmentation keeps a sum": (member("m", loss=reading, augment=Drifting()), "called a synchronizing operation"),
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
     "skips a weight": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),

@@ -5,12 +5,14 @@ size, other work of the device, or interruptions.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
@@ -391,6 +393,16 @@ class LiveMember:
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
         return position
+
+    @property
+    def augment_keeps_state(self) -> bool:
+        """Whether its augmentation is, or binds, an object with a `state_dict`."""
+        return any(name.startswith("augment") for name in called_state(self.member, self.model))
+
+    def called_restorer(self) -> Callable[[], None]:
+        """Return a function that restores the present state of the objects that it calls, kept on its device so that the host does not wait."""
+        state = tree_map_only(torch.Tensor, torch.Tensor.detach, called_state(self.member, self.model))
+        return partial(self.load_called_state, copy.deepcopy(state))
 
     def load_called_state(self, state: Mapping[str, Any]) -> None:
         """Load what `called_state` returned into the objects that the member calls."""

@@ -1,7 +1,6 @@
 """The program of one member on one device, stepped as in a plain training loop."""
 
 import contextlib
-import copy
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -9,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map_only
 
 from argosy.errors import StudyError
 from argosy.stream.batches import Batch
@@ -30,7 +28,7 @@ from argosy.training.member.checks import (
     modes_of,
     takes_classes,
 )
-from argosy.training.member.copied import called_state, moded_optimizers_of
+from argosy.training.member.copied import moded_optimizers_of
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -269,15 +267,14 @@ class Solo:
         average, randomness = self.live.average, self.live.randomness
         if average is None or not average.recomputes:
             return
-        state = tree_map_only(torch.Tensor, torch.Tensor.detach, called_state(self.live.member, self.live.model))
-        drawn, called = randomness.here(), copy.deepcopy(state)  # on its device, so that the host does not wait
+        drawn, restore_called = randomness.here(), self.live.called_restorer()
         # A step of the member's own may ask for gradients, for example for adversarial samples.
         grads = self.live.member.step is not None
         for part, _ in self._parts(data, rows):
             own = map_leaves(torch.clone, part) if self.live.private else part  # the network writes into its input
             with average.recomputing(), torch.set_grad_enabled(grads), self._autocast():
                 self._losses_of(own)
-        self.live.load_called_state(called)
+        restore_called()
         randomness.set_generators(drawn)  # raw weights are trained as they would be without an average
 
     def augmented(self, data: Any) -> Any:

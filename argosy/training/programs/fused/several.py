@@ -52,6 +52,7 @@ class ProgramOfSeveral(ABC):
         self._lengths = lengths
         """Batch lengths that are made as one pass; None for any length."""
         self._augment = any(live.member.augment for live in lives)
+        self._augmenting = [live for live in lives if live.augment_keeps_state]
         self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
         self.made: UnrecordedSteps = UnrecordedSteps(self.members)
@@ -154,7 +155,7 @@ class ProgramOfSeveral(ABC):
 
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
-        self._lockstep, self._passed, self._undoing = batch, None, [partial(self.go_back, self.marks())]
+        self._begin(batch)
         with outside_heap() if self._begins else contextlib.nullcontext():
             if self._as_one(batch, train=True):
                 data = self._samples(batch)
@@ -231,7 +232,7 @@ class ProgramOfSeveral(ABC):
         """
         if common_length(batch) is None:
             return None
-        self._lockstep, self._undoing = batch, [partial(self.go_back, self.marks())]
+        self._begin(batch)
         return self._samples(batch)
 
     def whole_gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
@@ -290,6 +291,10 @@ class ProgramOfSeveral(ABC):
         if all(batch is first for batch in batches):
             return PackInputs(first.data, first.rows, apart=False)
         return PackInputs.of([batch.data for batch in batches], first.rows)
+
+    def _begin(self, batch: Lockstep) -> None:
+        restorers = [live.called_restorer() for live in self._augmenting]
+        self._lockstep, self._passed, self._undoing = batch, None, [partial(self.go_back, self.marks()), *restorers]
 
     def _found(self, data: PackInputs) -> tuple[Tensor, Any]:
         """Return what `evaluated` or its replacement, `evaluation`, computes."""

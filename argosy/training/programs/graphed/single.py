@@ -41,6 +41,7 @@ class Single:
         """Steps that were made as a whole."""
         self._batch: Batch | None = None
         """The batch begun as a whole step."""
+        self._keeps = solo.live.augment_keeps_state
         self._tried = False
         """Whether a copy has made a step."""
         self._undoing: list[Callable[[], object]] = []
@@ -89,6 +90,8 @@ class Single:
         self._batch, self._undoing = batch, [partial(random.go_back, random.here())]
         if average is not None and average.recomputes:
             self._undoing.append(partial(average.go_back, average.statistics()))
+        if self._keeps:
+            self._undoing.append(self._live.called_restorer())
         self._solo.check_ahead()
         data = self._solo.augmented(batch.data)
         self._solo.recompute(data, batch.rows)
