@@ -180,6 +180,33 @@ def test_the_state_of_a_step_is_loaded_to_where_the_member_is(saved_on: str, els
     assert other.member.step.mean.is_meta
 
 
+class Recalling(nn.Module):
+    """A network with a tensor in its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(16, 4), torch.zeros(4)
+
+    def get_extra_state(self) -> Tensor:
+        return self.mean
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.mean = state
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
+@pytest.mark.parametrize("saved_on", ["meta", "cpu"])
+def test_extra_state_of_a_network_is_loaded_to_where_the_member_is(saved_on: str, elsewhere: str) -> None:
+    """Checkpoints hold it on the host."""
+    one = live(member("m", model=Recalling), "cpu:0" if saved_on == "cpu" else elsewhere)
+    one.model.mean = torch.zeros(4, dtype=torch.float64, device=saved_on)
+    saved = one.state_dict()
+    saved["model"]["_extra_state"] = torch.zeros(4, dtype=torch.float64)
+    other = live(member("m", model=Recalling), elsewhere)
+    other.load_state_dict(saved)
+    assert other.model.mean.is_meta
+
+
 def test_host_tensors_in_the_state_of_a_step_stay_there() -> None:
     state = {"bank": torch.zeros(2, device="meta"), "mean": torch.zeros(2), "steps": 3}
     assert tensors_at(state, torch.device("meta")) == [0]

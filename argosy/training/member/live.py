@@ -42,7 +42,7 @@ from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.snapshots import Snapshots, unstack_snapshots
 from argosy.training.member.tally import Tally, batch_total
 from argosy.training.member.validation import Validation
-from argosy.training.member.weights import NetworkWeights, load_weights
+from argosy.training.member.weights import NetworkWeights, extra_states, load_weights
 
 __all__ = ["BatchLengths", "LiveMember"]
 
@@ -343,6 +343,7 @@ class LiveMember:
         # A resumed member repeats the validation that is under way, so it needs the buffers from before it.
         weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
         called = called_state(self.member, self.model)
+        placed = {**called, "network": extra_states(weights)}
         return {
             "model": weights,
             "late": self.weights.late(weights),
@@ -353,7 +354,7 @@ class LiveMember:
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "average": None if self.average is None else self.average.state_dict(),
             "called": called,
-            "called_here": {name: tensors_at(own, self.backend.device) for name, own in called.items()},
+            "called_here": {name: tensors_at(own, self.backend.device) for name, own in placed.items()},
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -368,7 +369,9 @@ class LiveMember:
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Load a saved state into the same member, which was just built; returns the position for `begin_epoch`."""
-        load_weights(self.model, state["model"], self.backend.device, late=state.get("late", ()))
+        here, device = state.get("called_here", {}), self.backend.device
+        extra = move_tensors(extra_states(state["model"]), here.get("network", ()), device)
+        load_weights(self.model, {**state["model"], **extra}, device, late=state.get("late", ()))
         for name in state.get("turned", ()):  # weights that a step has frozen or unfrozen
             weight = self.model.get_parameter(name)
             weight.requires_grad_(not weight.requires_grad)
@@ -380,7 +383,6 @@ class LiveMember:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
         if self.average is not None and state.get("average") is not None:
             self.average.load_state_dict(state["average"])
-        here, device = state.get("called_here", {}), self.backend.device
         called = state.get("called", {}).items()
         self.load_called_state({name: move_tensors(own, here.get(name, ()), device) for name, own in called})
         self.train.load_state_dict(state["train"])

@@ -12,7 +12,7 @@ from argosy.errors import StudyError
 from argosy.training.member.checkpoint import to_plain
 from argosy.training.member.running_average import RunningAverage
 
-__all__ = ["NetworkWeights", "load_weights"]
+__all__ = ["NetworkWeights", "extra_states", "load_weights"]
 
 SMALL_BYTES = 4 << 20
 """Most bytes of a small network's weights."""
@@ -95,6 +95,11 @@ def load_weights(
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):
                 hook(module, ())  # a step may read the pruned weight before a forward pass computes it from its mask
+
+
+def extra_states(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, of a network's state, what `get_extra_state` of its modules has returned."""
+    return {name: value for name, value in weights.items() if name.endswith("_extra_state")}
 
 
 def _named(model: nn.Module) -> frozenset[str]:
