@@ -44,6 +44,27 @@ class Counted(nn.CrossEntropyLoss):
         return super().forward(output, target)
 
 
+class Timed:
+    """An augmentation that begins after 10 batches."""
+
+    calls = 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        return (batch[0] + 1 if self.calls > 10 else batch[0]), batch[1]
+
+
+class Rotated(nn.Module):
+    """A network with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.to(torch.complex64)).abs()
+
+
 class Doing(nn.Module):
     """A network that applies a function to the output of a layer."""
 
@@ -98,6 +119,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "not a mean over samples"),
         ({"loss": Counted()}, "a step changes its loss"),
+        ({"augment": Timed()}, "a step changes its augmentation"),
         ({"model": clamped}, "its weights have hooks"),
         ({"schedule": ReduceLROnPlateau}, "watches a metric"),
     ],
@@ -105,6 +127,12 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
 def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:
     found = reason(**fields)
     assert (words in found) if words else not found, found
+
+
+def test_complex_weights_are_not_split() -> None:
+    live = packs.live(packs.member("m", model=Rotated, dtype=torch.float32))
+    (x, y), _ = packs.samples(torch.float32)
+    assert "its weights are complex" in why_not_split(live, (x[:16], y[:16]), 16)
 
 
 def test_copies_are_not_in_memory_together() -> None:

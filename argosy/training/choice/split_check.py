@@ -22,7 +22,7 @@ from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.fingerprint import has_hooks, watch_behaviour
+from argosy.training.programs.fused.fingerprint import has_hooks, token, watch_behaviour
 from argosy.training.programs.solo import Solo
 
 __all__ = ["NO_SHARE", "why_not_split"]
@@ -41,6 +41,8 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
         return "its BatchNorm would see the statistics of a share"
     if any(map(has_hooks, live.model.parameters())):
         return "its weights have hooks, which would see the gradient of a share"
+    if any(weight.is_complex() for weight in live.model.parameters()):
+        return "its weights are complex, and devices sum real gradients"
     if rows < 2:
         return "its batch has one sample"
     reason = ""
@@ -79,7 +81,7 @@ def _run_backward(
     """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
     copied = copy_for_trial(live, double=double, nudged=nudged)
     solo, behaviour, buffers = Solo(copied), watch_behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
-    data = map_leaves(torch.clone, data)
+    augment, data = token(copied.member.augment), map_leaves(torch.clone, data)
     losses = []
     with solo.active():
         solo.drop_gradients()
@@ -89,6 +91,8 @@ def _run_backward(
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
     changed = next(moved, "") or behaviour()
+    if token(copied.member.augment) != augment:
+        changed = "its augmentation"
     return BackwardResult(
         randomness=copied.randomness, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed
     )
