@@ -13,7 +13,7 @@ from test_diagnosis import TRAINER, feeder
 from views.test_endings import searched as search_of
 
 import argosy
-from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
+from argosy.protocol.events import Divided, MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
@@ -323,6 +323,7 @@ NOTICES: Sequence[tuple[str, Any, Any]] = [
         Skipped(split="val", epoch=0, index=17, error="OSError: truncated"),
         None,
     ),
+    ("m needs more memory", Divided(member="m", accumulate=2), None),
     ("n2 has joined: 1 more devices", NodeCame(node="n2", devices=({"id": "n2/cpu:0"},)), None),
     ("m: uses NumPy", replace(BEGUN, notes=("uses NumPy",)), BEGUN),
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors.wording import last_line
-from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
+from argosy.protocol.events import Divided, MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import FellBack
 from argosy.results.fold import FAILED_STATUSES
 
@@ -33,6 +33,10 @@ class Notices:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
             return self._first("lost", format_lost_worker(message.worker, message.detail), "yellow")
+        if isinstance(message, Divided):
+            divided = f"{message.member} needs more memory than its device has: each of its batches is divided into {message.accumulate} micro-batches"
+            advice = "What depends on several samples, such as BatchNorm, knows only those of one. To avoid this, lower its batch_size."
+            return self._first("divided", f"{divided}. {advice}", "yellow")
         if isinstance(message, Skipped):
             where = f"sample {message.index} ({message.split}) is left out"
             return self._first("skipped", f"{where}: {last_line(message.error)}", "yellow")
