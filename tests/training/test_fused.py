@@ -42,7 +42,9 @@ from argosy.training.member import checkpoint
 from argosy.training.member.copied import with_own_callables
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
+from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.fingerprint import obstacle
+from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import MemberFaults
 from argosy.training.programs.solo import Solo
@@ -368,6 +370,30 @@ def test_bfloat16_rounds_as_alone() -> None:
     assert difference([state(one)["model"] for one in lives], [state(other)["model"] for other in fused]) <= 0.02
     exact = together([replace(one, precision="float32") for one in members], 2, dtype=torch.float32)[1]
     assert difference(history, found) < difference(exact, found)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        functional.cross_entropy,
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none"),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.NLLLoss(),
+        nn.PoissonNLLLoss(),
+    ],
+)
+def test_losses_that_torch_widens_from_bfloat16_are_as_alone(loss: Any, apart: bool) -> None:
+    outputs = torch.randn(3, 8, 3, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    targets = torch.randint(3, (3, 8), generator=torch.Generator().manual_seed(1))
+    if isinstance(loss, nn.PoissonNLLLoss):
+        targets = functional.one_hot(targets).bfloat16()
+    data = PackInputs(tree=(None, targets if apart else targets[0]), samples=8, apart=apart)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = torch.stack([loss(outputs[n], targets[n if apart else 0]) for n in range(3)])
+        found = losses_of(loss, outputs, data, States([]))
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+    assert torch.equal(*(torch.autograd.grad(losses.sum(), outputs)[0] for losses in (found, wanted)))
 
 
 @pytest.mark.parametrize("members", [various(partial(packs.convnet, 0.2)), orthogonal()], ids=["various", "orthogonal"])

@@ -193,6 +193,26 @@ def _binary_cross_entropy(
     return losses.mean() if reduction == "mean" else losses
 
 
+def _widened(
+    function: Callable[..., Tensor], narrow: Callable[..., Tensor | None] = lambda *_, **__: None
+) -> Callable[..., Tensor | None]:
+    """Return an override that computes a loss for one member after another where torch autocasts it to float32 on a CPU, as vmap does not."""
+
+    def form(level: Level, input: Tensor, target: Tensor, *options: Any, **named: Any) -> Tensor | None:
+        if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return narrow(level, input, target, *options, **named)
+        outputs, targets = _per_member(level, input), _per_member(level, target)
+        others = [other for other in (*options, *named.values()) if isinstance(other, Tensor)]
+        if outputs is None or any(level.stacked(other)[1] is not None for other in others):
+            return None
+        with level.outside():
+            targets = target.expand(len(outputs), *target.shape) if targets is None else targets
+            stacked = torch.stack([function(*own, *options, **named) for own in zip(outputs, targets, strict=True)])
+        return level.one(stacked)
+
+    return form
+
+
 def _per_member(level: Level, tensor: Tensor) -> Tensor | None:
     """Return all members' tensors ``[members, …]``; None if they share one tensor."""
     stacked, of_members = level.stacked(tensor)
@@ -205,7 +225,9 @@ def _per_member(level: Level, tensor: Tensor) -> Tensor | None:
 OVERRIDES: Mapping[Any, Callable[..., Tensor | None]] = {
     functional.linear: _linear,
     functional.batch_norm: _batch_norm,
-    functional.cross_entropy: _cross_entropy,
+    functional.cross_entropy: _widened(functional.cross_entropy, _cross_entropy),
+    functional.nll_loss: _widened(functional.nll_loss),
+    functional.poisson_nll_loss: _widened(functional.poisson_nll_loss),
     functional.layer_norm: _layer_norm,
     functional.binary_cross_entropy_with_logits: _binary_cross_entropy,
     **{function: _convolution(function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
