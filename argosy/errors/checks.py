@@ -261,12 +261,15 @@ def check_dataset(what: str, dataset: Any) -> None:
         return
     check_not_a_loader(what, dataset)
     check_not_an_iterator(what, dataset)
-    shapes: list[Any] = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
+    named = type(dataset) is dict and 0 not in dataset
+    parts = dataset.values() if named else dataset if type(dataset) is tuple else ()
+    shapes: list[Any] = [getattr(part, "shape", ()) for part in parts]
     if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
         field = "val_arrays" if what.endswith("val") else "arrays"
+        wrapper = "StackDataset(**arrays)" if named else "TensorDataset"
         raise StudyError(
-            f"{what} is a tuple of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be read as {len(shapes)} samples. "
-            f"Pass the rows as samples: Data({field}=(x, y)), or a torch.utils.data.TensorDataset."
+            f"{what} is a {type(dataset).__name__} of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be read as {len(shapes)} samples. "
+            f"Pass the rows as samples: Data({field}=(x, y)), or a torch.utils.data.{wrapper}."
         )
     if not isinstance(dataset, type) and (is_map_style(dataset) or hasattr(dataset, "__iter__")):
         return

@@ -135,6 +135,7 @@ CASES = {
     "a pair of arrays as Data.val": lambda: argosy.Data(
         train=TensorDataset(torch.zeros(9)), val=(torch.zeros(9, 3), np.zeros(9))
     ),
+    "arrays by name as Data.train": lambda: argosy.Data(train={"x": torch.zeros(9, 3), "y": torch.zeros(9)}),
     "a member name that cannot be a folder name": lambda: studies.member("a/b"),
     "a batch size of 0": lambda: studies.member("mlp", batch_size=0),
     "a network instead of a factory": lambda: studies.member("mlp", model=studies.Mlp().state_dict()),
