@@ -139,6 +139,17 @@ def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
     assert shorten_lists({"rows": [1, 2]}) == {"rows": [1, 2]}
 
 
+def test_members_with_many_metrics_are_cut_to_their_first_ones_and_what_ends_the_row() -> None:
+    members = [{"member": f"mlp-{n}", **{f"val_{m}": m for m in range(2000)}, "reason": "2 epochs"} for n in range(60)]
+    short = shorten_lists({"members": members})
+    assert len(json.dumps(short)) <= MOST_CHARACTERS
+    kept = short["members"]
+    assert all(row["val_0"] == 0 and row["reason"] == "2 epochs" for row in kept)
+    assert len(kept) > 1 and short["left_out"].keys() == {"members", "fields of members"}
+    few = {"members": [{f"val_{m}": m for m in range(2000)}]}
+    assert shorten_lists(few, most=10**6) == few
+
+
 def test_a_table_is_shortened_by_whole_rows() -> None:
     table = {"columns": [f"column-{n}" for n in range(300)], "rows": [[*range(300)] for _ in range(20)]}
     short = shorten_lists(table, only="rows")

@@ -196,7 +196,7 @@ def print_results(results: "Report | SearchReport", again: str, fixed: str, *, a
             if isinstance(results, Report)
             else [search_table(results), report_table(results.run)]
         ):
-            print_table(table)
+            print_table(table, whole=True)
         print_output("")
     ending = results.ending(again=again, fixed=fixed) if isinstance(results, Report) else results.ending(again=again)
     print_output(ending.text(*output_size()))

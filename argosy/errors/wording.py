@@ -16,6 +16,7 @@ __all__ = [
     "shorten_names",
     "format_bytes",
     "format_parameters",
+    "columns_shown",
     "text_table",
     "format_value",
     "escape_unprintable",
@@ -197,10 +198,8 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
     ['member  loss', 'mlp      0.5', 'cnn-8     12']
     """
     cells = [columns, *([format_value(value) for value in row] for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    taken, count = min(widths[0], max(width // 2, SHORTEST_NAME)), 1
-    while count < len(columns) and taken + 2 + widths[count] <= width:
-        taken, count = taken + 2 + widths[count], count + 1
+    widths = _widths(columns, rows)
+    count = columns_shown(columns, rows, width)
     room = width - sum(2 + one for one in widths[1:count])
     names = [row[0] for row in cells[1:]]
     short = shorten_names(names, room) if widths[0] > room else {name: name for name in names}
@@ -209,6 +208,19 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
         "  ".join([f"{name:<{first}}", *map(str.rjust, row[1:count], widths[1:])]).rstrip()
         for name, row in zip((columns[0], *(short[name] for name in names)), cells, strict=True)
     ]
+
+
+def columns_shown(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> int:
+    """Return how many columns `text_table` shows."""
+    widths, count = _widths(columns, rows), 1
+    taken = min(widths[0], max(width // 2, SHORTEST_NAME))
+    while count < len(columns) and taken + 2 + widths[count] <= width:
+        taken, count = taken + 2 + widths[count], count + 1
+    return count
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[int]:
+    return [max([len(name), *(len(format_value(row[at])) for row in rows)]) for at, name in enumerate(columns)]
 
 
 def _cell(value: Any) -> str:

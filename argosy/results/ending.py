@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors.wording import as_html, escape_unprintable, html_table, text_table
+from argosy.errors.wording import as_html, columns_shown, escape_unprintable, html_table, text_table
 
 __all__ = ["Ending", "format_counts", "output_size"]
 
@@ -60,7 +60,8 @@ class Ending:
         # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
         room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
         shown = self.rows[: min(max(room, FEWEST_ROWS), MOST_ROWS)]
-        table = [*text_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
+        folded = [*self._folded(len(shown)), *self._hidden(shown, width)]
+        table = [*text_table(self.columns, shown, width), *folded, *note] if shown else []
         return escape_unprintable("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
 
     def html(self) -> str:
@@ -96,6 +97,12 @@ class Ending:
     def _folded(self, shown: int) -> list[str]:
         more = len(self.rows) - shown
         return [f"and {more} more: {self.everything}"] if more > 0 else []
+
+    def _hidden(self, rows: Sequence[Sequence[Any]], width: int) -> list[str]:
+        """Return a line about columns without room, if they are more than the others: most tables leave some out."""
+        count = columns_shown(self.columns, rows, width)
+        hidden = len(self.columns) - count
+        return [f"and {hidden} more columns: {self.everything}"] if hidden > count else []
 
 
 def format_counts(statuses: Sequence[str]) -> str:

@@ -41,6 +41,10 @@ MOST_CHARACTERS = 8000
 """Most characters of a JSON output where not all was asked for: 2,000 tokens of a language model, of four each."""
 SHORTEST = 2
 """Lists with this many entries are pairs, such as intervals, and are never cut."""
+MOST_FIELDS = 100
+"""Objects with more fields, such as members with many metrics, are cut like lists."""
+LAST_FIELDS = 20
+"""Last fields of an object that are never cut: a row ends with its device and its reason."""
 
 
 @functools.cache
@@ -79,12 +83,17 @@ def as_text(value: object, style: str = "") -> "Text":
     return Text(escape_unprintable(str(value)), style)
 
 
-def print_table(table: "RenderableType") -> None:
-    """Print a table, as wide as its destination."""
+def print_table(table: "RenderableType", *, whole: bool = False) -> None:
+    """Print a table, as wide as its destination; a `whole` one is wider where numbers or names would be cut."""
     # Files and pipes have no width.
     terminal = sys.stdout.isatty()
     page = io.StringIO()
-    console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table)
+    paper = console(file=page, force_terminal=terminal, width=None if terminal else 160)
+    if whole:
+        paper.width = max(
+            paper.width, paper.measure(table, options=paper.options.update(max_width=sys.maxsize)).minimum
+        )
+    paper.print(table)
     _write_text(page.getvalue().rstrip("\n"), sys.stdout)
 
 
@@ -103,6 +112,8 @@ def print_output(value: str | dict[str, Any], *, every: bool = False, table: str
 def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:
     """Return the value with its longest lists, or the `only` one, cut at their ends until its JSON fits; ``left_out`` says how many entries went.
 
+    Objects with many fields lose some in the middle.
+
     >>> shorten_lists({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
     {'rows': ['a', 'b'], 'pair': [1, 2], 'left_out': {'rows': 2}}
     """
@@ -111,18 +122,34 @@ def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: s
     left_out: dict[str, int] = {}
     short = {**copy.deepcopy(value), "left_out": left_out}
     while len(_json(short)) > most:
-        lists = [(only, short[only])] if only else _lists(short)
-        name, longest = max(lists, key=lambda found: len(found[1]), default=("", []))
+        found = [(only, short[only])] if only else _lists(short)
+        name, longest = max(found, key=lambda one: len(one[1]), default=("", []))
         if len(longest) <= SHORTEST:
             break
-        left_out[name] = left_out.get(name, 0) + len(longest) - len(longest) // 2
-        del longest[len(longest) // 2 :]
+        same = [one for of, one in _lists(short) if of == name] if isinstance(longest, dict) else [longest]
+        for one in same:
+            left_out[name] = left_out.get(name, 0) + _cut(one)
     return short
 
 
-def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield all lists in a value, each with the key that it is found under."""
+def _cut(entries: list[Any] | dict[str, Any]) -> int:
+    """Remove the second half of a list, or of an object's fields but the last. Returns how many went."""
+    half = len(entries) // 2
+    if isinstance(entries, list):
+        gone = entries[half:]
+        del entries[half:]
+    else:
+        gone = [*entries][half:-LAST_FIELDS]
+        for field in gone:
+            del entries[field]
+    return len(gone)
+
+
+def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any] | dict[str, Any]]]:
+    """Yield all lists in a value, each with the key that it is found under, and all objects with many fields."""
     if isinstance(value, dict):
+        if len(value) > MOST_FIELDS:
+            yield f"fields of {name}", value
         for key, item in value.items():
             yield from _lists(item, key)
     elif isinstance(value, list):

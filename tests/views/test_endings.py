@@ -142,6 +142,18 @@ def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest
 
 
 @pytest.mark.tampers
+def test_columns_without_room_are_told_and_shown_in_full(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    many = {f"val_metric_{n}": n + 0.125 for n in range(60)}
+    wide = replace(report, rows=tuple(replace(row, metrics={**row.metrics, **many}) for row in report.rows))
+    told, *_ = (line for line in f"{wide}".splitlines() if line.endswith("--verbose"))
+    assert told.startswith("and ") and " more columns: argosy report " in told
+    assert "more columns" not in f"{report}"
+    print_table(report_table(wide), whole=True)
+    shown = capsys.readouterr().out
+    assert "val_metric_59" in shown and "59.12" in shown and "…" not in shown
+
+
+@pytest.mark.tampers
 def test_the_time_of_killed_drivers_is_reported_as_unknown(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
     killed = list(voyages.scheduler(study, epochs=1, end=False))
