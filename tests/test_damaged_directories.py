@@ -17,7 +17,9 @@ from argosy.cli.app import main
 from argosy.cli.runs import runs
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError
 from argosy.errors.system import explain_refusals
-from argosy.protocol.events import Event
+from argosy.protocol.events import Checkpoint, Event
+from argosy.results.fold import MemberState
+from argosy.running.control.resume import resume_points
 from argosy.running.directory import loading
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import send_commands
@@ -147,15 +149,22 @@ def a_folder(name: str) -> Callable[[Path], None]:
     return change
 
 
-def without_sound_checkpoints(directory: Path) -> None:
-    for file in (directory / "members" / "one").glob("e*.pt"):
-        file.write_bytes(b"")
+def without_sound_checkpoints(*members: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        for file in [file for name in members for file in (directory / "members" / name).glob("e*.pt")]:
+            file.write_bytes(b"")
+
+    return change
 
 
 NO_RESUMES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no sound checkpoint": (
-        without_sound_checkpoints,
-        r"no checkpoint of one in .* is sound: the SHA-256 of e0001-s0000000\.pt does not .* or let it start over: --fresh one\.",
+        without_sound_checkpoints("one"),
+        r"no checkpoint of one in .* is sound: .* or start over with fresh=\['one'\] \(--fresh one\), which",
+    ),
+    "no sound checkpoint of two members": (
+        without_sound_checkpoints("one", "two"),
+        r"no checkpoint of one, two in .* is sound: .* with fresh=\['one', 'two'\] \(--fresh one --fresh two\), which",
     ),
     "a folder for a checkpoint": (a_folder("members/one/e0001-s0000000.pt"), "in the journal but does not exist"),
     "an empty journal": (
@@ -182,6 +191,19 @@ def test_a_resume_that_would_lose_what_is_there_is_refused(whole: Path, tmp_path
     with pytest.raises(ArgosyError, match=sentence):
         argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
     assert {path: path.read_bytes() for path in (run / "members").rglob("*.pt") if path.is_file()} == before
+
+
+def test_a_clone_or_trial_without_a_sound_checkpoint_is_not_advised_to_start_over_alone(tmp_path: Path) -> None:
+    saved = Checkpoint(file="e0001-s0000000.pt", sha256="", epoch=1, section=0, position=0, carried=0, best=None)
+    folder = tmp_path / "members" / "clone"
+    folder.mkdir(parents=True)
+    (folder / saved.file).touch()
+    for clone, search in (
+        (MemberState("clone", saved=[saved], inherited=saved), False),
+        (MemberState("clone", saved=[saved]), True),
+    ):
+        with pytest.raises(CheckpointError, match=r"start over with fresh=True \(--fresh\), which keeps"):
+            resume_points([clone], tmp_path, search=search)
 
 
 def refuse(_: Path) -> str:

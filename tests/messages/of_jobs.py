@@ -12,7 +12,7 @@ from argosy.cli.doctor import doctor
 from argosy.cluster import Device, Node
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
-from argosy.running.control.resume import resume_point
+from argosy.running.control.resume import resume_point, resume_points
 from argosy.running.doctor.cluster import require_job_place
 from argosy.running.hosts import agent_listener, notices
 from argosy.running.hosts.agent import Joined
@@ -92,12 +92,13 @@ def gone() -> None:
     resume_point(MemberState(name="mlp", saved=[saved]), RUN)
 
 
-def damaged() -> None:
-    """Resume a member whose only file is damaged."""
+def damaged(**keywords: Any) -> None:
+    """Resume members whose only files are damaged."""
     saved = Checkpoint(file="e0002-s0000000.pt", sha256="", epoch=2, section=0, position=0, carried=0, best=None)
-    (RUN / "members" / "mlp").mkdir(parents=True)
-    (RUN / "members" / "mlp" / saved.file).touch()
-    resume_point(MemberState(name="mlp", saved=[saved]), RUN)
+    for name in ("mlp", "cnn"):
+        (RUN / "members" / name).mkdir(parents=True)
+        (RUN / "members" / name / saved.file).touch()
+    resume_points([MemberState(name=name, saved=[saved]) for name in ("mlp", "cnn")], RUN, **keywords)
 
 
 def without_ray(patch: pytest.MonkeyPatch) -> None:
@@ -158,5 +159,6 @@ CASES = {
         read_pieces("", Path("members/mlp/e0002-s0000000.pt"))
     ),
     "a journaled checkpoint that is missing": gone,
-    "a member whose checkpoints are all damaged": damaged,
+    "members whose checkpoints are all damaged": damaged,
+    "trials whose checkpoints are all damaged": lambda: damaged(search=True),
 }

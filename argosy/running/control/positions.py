@@ -61,7 +61,8 @@ class Positions:
             self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
             self.state.apply(Retried(members=self.retried))  # journaled by `Driver._begin`, once the data are open
         unfinished = self.unfinished()
-        self._points.update(resume_points([self.state.member(name) for name in unfinished], self.job.directory))
+        states, is_search = [self.state.member(name) for name in unfinished], bool(self.state.searches)
+        self._points.update(resume_points(states, self.job.directory, search=is_search))
         late = (*added, *self.state.brought)
         self.unsettled = {name for name in late if name in self._points and not self.state.member(name).begun}
         first = self._first_unbegun()

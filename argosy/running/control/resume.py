@@ -1,7 +1,6 @@
 """The checkpoints from which members resume: the latest valid one of each."""
 
-import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ __all__ = ["ResumePoint", "resume_point", "resume_points", "settle_files"]
 
 STAY = 2
 """Number of latest checkpoints of a member that are never deleted (`argosy.training.member.files`)."""
+MOST_NAMED = 8
+"""Most members that a message advises to start over one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +52,31 @@ class ResumePoint:
         return self.section == 0 and self.elements == 0 and (self.checkpoint is None or self.checkpoint.position == 0)
 
 
-def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, ResumePoint]:
-    """Return for each member the latest journaled checkpoint whose checksum matches; checksums are computed in parallel."""
+def resume_points(states: Collection[MemberState], directory: Path, *, search: bool = False) -> dict[str, ResumePoint]:
+    """Return for each member the latest journaled checkpoint whose checksum matches; checksums are computed in parallel.
+
+    Raises CheckpointError if members, which are trials if `search`, have none, and what `resume_point` raises.
+    """
     with ThreadPoolExecutor() as pool:
-        return {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
+        points = {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
+    lost = [name for name, point in points.items() if point.notes and point.checkpoint is None]
+    if lost:
+        # Neither a trial nor a clone that continued from weights can start over by itself.
+        alone = not search and len(lost) <= MOST_NAMED and not any(s.inherited for s in states if s.name in lost)
+        fresh, flags = (lost, " ".join(f"--fresh {name}" for name in lost)) if alone else (True, "--fresh")
+        raise CheckpointError(
+            f"no checkpoint of {format_names(lost)} in {directory / 'members'} is sound: none has the SHA-256 that the journal "
+            f"gives. Restore one of each from a copy, or start over with fresh={fresh} ({flags}), which keeps the old files."
+        )
+    return points
 
 
 def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> ResumePoint:
     """Return where one member resumes; with `proved`, checksums are not verified.
 
-    Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these, or if all are damaged.
+    Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these.
     """
-    damaged: list[str] = []
+    notes: list[str] = []
     folder = directory / "members" / state.name
     for age, saved in enumerate(reversed(state.saved)):
         path = folder / saved.file
@@ -75,24 +89,19 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
                 )
             continue
         if proved or sha256_of(path) == saved.sha256:
-            return _point(state, saved, damaged)
-        damaged.append(saved.file)
-    if damaged:
-        raise CheckpointError(
-            f"no checkpoint of {state.name} in {folder} is sound: the SHA-256 of {format_names(damaged)} does not match the "
-            f"journal. Restore one of them from a copy, or let it start over: --fresh {shlex.quote(state.name)}."
-        )
-    return _point(state, None)
+            return _point(state, saved, notes)
+        notes.append(f"checkpoint {saved.file} is damaged and was skipped")
+    return _point(state, None, notes)
 
 
-def _point(state: MemberState, saved: Checkpoint | None, damaged: Iterable[str] = ()) -> ResumePoint:
+def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> ResumePoint:
     epoch = saved.epoch if saved else 0
     stream_epoch = state.stream_epoch(epoch)
     return ResumePoint(
         member=state.name,
         stream_epoch=epoch if stream_epoch is None else stream_epoch,
         checkpoint=saved,
-        notes=tuple(f"checkpoint {file} is damaged and was skipped" for file in damaged),
+        notes=tuple(notes),
     )
 
 
