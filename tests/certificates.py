@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 
-def make(path: Path) -> Path:
-    """Write a private key and its certificate into one file and return it; skips the test without openssl."""
+def make(path: Path, *more: str) -> Path:
+    """Write a private key and its certificate into one file and return it; `more` are words for openssl. Skips the test without openssl."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed here")
     words = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 365 -subj /CN=argosy"
-    subprocess.run(["openssl", *words.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
+    subprocess.run(["openssl", *words.split(), *more, "-keyout", path, "-out", path], check=True, capture_output=True)
     return path
 
 

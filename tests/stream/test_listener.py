@@ -191,6 +191,13 @@ def test_an_expired_certificate_is_refused_by_each_node(tmp_path: Path) -> None:
         Certificate.load(path)
 
 
+@pytest.mark.parametrize("purpose", ["serverAuth", "clientAuth"])
+def test_a_certificate_for_one_side_of_calls_alone_is_refused(tmp_path: Path, purpose: str) -> None:
+    path = certificates.make(tmp_path / "job.pem", "-addext", f"extendedKeyUsage={purpose}")
+    with pytest.raises(PlanError, match=r"job\.pem cannot be used .*: unsuitable certificate purpose"):
+        Certificate.load(path)
+
+
 def test_another_certificate_of_the_same_authority_is_refused(refused: list[str], tmp_path: Path) -> None:
     """A peer must show the job's own certificate; another one of the same authority does not do.
 
