@@ -61,7 +61,7 @@ STARTED = {
             size=8,
             local_rank=1,
             nodes=2,
-            job="none.10.0.0.1.29400.0",
+            job="none.10.0.0.1.29400",
             store=("10.0.0.1", 29400),
         ),
     ),
@@ -73,7 +73,7 @@ STARTED = {
             size=8,
             local_rank=1,
             nodes=2,
-            job="none.10.0.0.1.29400.0",
+            job="none.10.0.0.1.29400",
             store=("10.0.0.1", 29400),
         ),
     ),
@@ -157,6 +157,11 @@ def test_a_batch_script_that_uses_one_of_several_nodes_is_warned(how: str) -> No
     assert not said or said[0].startswith(
         "this Slurm job has 4 nodes, but the run uses only one of them. Start it with srun"
     )
+
+
+def test_nodes_that_torchrun_restarted_are_of_one_job_however_often_each_has_failed() -> None:
+    first, second = (find_job_place(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": count}) for count in "01")
+    assert first == second
 
 
 def test_what_cannot_be_is_refused() -> None:

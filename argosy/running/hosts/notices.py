@@ -193,7 +193,7 @@ class StoreBoard:
         return parse_notice(content.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
-        """Do nothing: a restarted job stores its notice under another name."""
+        """Do nothing: the driver of a restarted job replaces it."""
 
 
 Board = FileBoard | StoreBoard

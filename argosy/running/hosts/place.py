@@ -56,8 +56,8 @@ class _LauncherVariables:
     job: tuple[str, ...] = ()
 
 
-TORCHRUN_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-"""Variables that together name a job; a job that was restarted has another name, and finds no notice from before."""
+TORCHRUN_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that together name a job. ``TORCHELASTIC_RESTART_COUNT`` is left out: each node counts its own failures."""
 SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 SRUN = _LauncherVariables(
     "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nodes="SLURM_STEP_NUM_NODES", job=SLURM_JOB
