@@ -154,9 +154,14 @@ def create_new(path: Path, mode: int = 0o644) -> BinaryIO:
 
 
 def append_flushed(descriptor: int, content: bytes, path: Path) -> None:
-    """Append to the open file of a path and flush it to the disk; if that raises DiskError, nothing was appended."""
-    before = os.fstat(descriptor).st_size
+    """Append to the open file of a path and flush it to the disk; if that raises DiskError, nothing was appended.
+
+    It does so if the file was removed or replaced: the system would take what is written until the file is closed, and lose it.
+    """
+    opened = os.fstat(descriptor)
     try:
+        if not os.path.samestat(opened, path.stat()):
+            raise FileNotFoundError(errno.ENOENT, "Another file has taken its name", str(path))
         written = 0
         while written < len(content):
             written += os.write(descriptor, content[written:])
@@ -165,7 +170,7 @@ def append_flushed(descriptor: int, content: bytes, path: Path) -> None:
         else:
             os.fsync(descriptor)
     except OSError as error:
-        os.ftruncate(descriptor, before)
+        os.ftruncate(descriptor, opened.st_size)
         raise disk_refused(error, f"cannot write {path}") from error
 
 

@@ -8,6 +8,7 @@ import pytest
 import studies
 
 import argosy
+from argosy.errors import DiskError
 from argosy.protocol.events import Fed, MemberEnded, RunStarted, WorkerLost
 from argosy.running.directory import journal
 from argosy.running.directory.journal import Journal, read_journal, timeline
@@ -73,3 +74,19 @@ def test_events_that_are_read_share_their_repeated_names(tmp_path: Path) -> None
     first, second = read_journal(tmp_path)
     assert isinstance(first, WorkerLost) and isinstance(second, WorkerLost)
     assert first.worker is second.worker
+
+
+def test_a_journal_that_is_removed_or_replaced_takes_no_more_events(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as record:
+        record.append(STARTED)
+        record.commit()
+        lines = path.read_bytes()
+        path.unlink()
+        record.append(ENDED)
+        with pytest.raises(DiskError, match=r"journal.jsonl'\. It was removed: restore it"):
+            record.commit()
+        path.write_bytes(lines)  # the restored file is another one
+        with pytest.raises(DiskError, match="Another file has taken its name"):
+            record.commit()
+    assert path.read_bytes() == lines
