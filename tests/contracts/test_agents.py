@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,18 @@ def test_an_agent_whose_disk_is_full_names_the_folder(monkeypatch: pytest.Monkey
     monkeypatch.setattr(agent.Agent, "run", write)
     with pytest.raises(DiskError, match=r"cannot write in .*argosy-node-"):
         agent.run_agent(1, lambda: Peer.pair()[0], Settings(devices="cpu:1"))
+
+
+def test_an_agent_that_ends_while_it_looks_for_its_driver_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call() -> Peer:
+        assert not list(tmp_path.iterdir())
+        raise WorkerError("it is not there")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(WorkerError, match="it is not there"):
+        agent.run_agent(1, call, Settings(devices="cpu:1"))
 
 
 def test_an_agent_says_once_why_it_has_not_found_its_driver(

@@ -153,21 +153,20 @@ def run_job_process(place: JobPlace, settings: Settings, directory: Path) -> int
 
 def run_agent(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
     """Run the agent of this node. `directory` is the run directory's path on this node; by default the driver's."""
-    with contextlib.closing(Processes().warm()) as processes, scratch("node") as folder:
+    with contextlib.closing(Processes().warm()) as processes:
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        peer = call()
-        for number in IGNORED_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the driver acts on them
-        peer.send(Joined(rank, socket.gethostname(), node, versions()))
-        agent = Agent(peer, directory, folder)
-        try:
-            with explain_refusals(folder):
-                return agent.run(processes)
-        except EOFError:
-            print(f"rank {rank}: the driver is gone.", file=sys.stderr)
-            return 1
-        finally:
-            peer.close()
+        # The folder only then: a signal may end an agent that looks for its driver.
+        with contextlib.closing(call()) as peer, scratch("node") as folder:
+            for number in IGNORED_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # the driver acts on them
+            peer.send(Joined(rank, socket.gethostname(), node, versions()))
+            agent = Agent(peer, directory, folder)
+            try:
+                with explain_refusals(folder):
+                    return agent.run(processes)
+            except EOFError:
+                print(f"rank {rank}: the driver is gone.", file=sys.stderr)
+                return 1
 
 
 class Agent:
