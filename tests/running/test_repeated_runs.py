@@ -125,7 +125,10 @@ def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(
     times(monkeypatch, together=True)
     train(tmp_path / "run", study("a", "b", "c"))
     shutil.rmtree(cache)
-    train(tmp_path / "like", study("x", "y", "z"), like=str(tmp_path / "run"))
+    with pytest.warns(
+        UserWarning, match=r"has none of this study's members, so everything is measured as without it\."
+    ):
+        train(tmp_path / "like", study("x", "y", "z"), like=str(tmp_path / "run"))
     assert chosen(tmp_path / "like") == [([3], True)]
     notes = json.loads((tmp_path / "like" / "plan.json").read_text())["notes"]
     assert f"x, y, z: not in {tmp_path / 'run'}, so their programs are chosen as usual" in notes

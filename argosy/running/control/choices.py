@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,14 @@ class Choices:
         if not missing:
             return ()
         return (f"{', '.join(missing)}: not in {self._like_name}, so their programs are chosen as usual",)
+
+    def warn_if_none_is_known(self, names: Collection[str]) -> None:
+        """Warn if the run to be reproduced has none of these members, as when it is another study's."""
+        if self._like is not None and names and self._like.members.keys().isdisjoint(names):
+            warn_caller(
+                f"the run {self._like_name}, whose choices like= reuses, has none of this study's members, so everything is measured "
+                "as without it. Name a run of this study, or omit like=."
+            )
 
     # ---- programs
 

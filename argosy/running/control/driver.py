@@ -128,6 +128,7 @@ class Driver(ActingPart):
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
         warn_of_other_bits(run.settings, self.state)
+        run.choices.warn_if_none_is_known([member.name for member in run.study.members])
         self.pool.start()
         # The costs of resting members have to be known too: a judge may call them in the middle of the stream.
         run.cost_table.request_costs(map(run.study.member, run.positions.unfinished()))
