@@ -160,7 +160,9 @@ def append_flushed(descriptor: int, content: bytes, path: Path) -> None:
     """
     opened = os.fstat(descriptor)
     try:
-        if not os.path.samestat(opened, path.stat()):
+        there = path.stat()
+        # Some network disks give a file another number after they have been connected again.
+        if not os.path.samestat(opened, there) and there.st_size != opened.st_size:
             raise FileNotFoundError(errno.ENOENT, "Another file has taken its name", str(path))
         written = 0
         while written < len(content):

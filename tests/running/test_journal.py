@@ -86,7 +86,7 @@ def test_a_journal_that_is_removed_or_replaced_takes_no_more_events(tmp_path: Pa
         record.append(ENDED)
         with pytest.raises(DiskError, match=r"journal.jsonl'\. It was removed: restore it"):
             record.commit()
-        path.write_bytes(lines)  # the restored file is another one
+        path.write_bytes(2 * lines)
         with pytest.raises(DiskError, match="Another file has taken its name"):
             record.commit()
-    assert path.read_bytes() == lines
+    assert path.read_bytes() == 2 * lines
