@@ -33,8 +33,9 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
         if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
             digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
     for package in code.packages:
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if version is not None:
+        installed = sys.modules.get(package)
+        # Not by getattr, for which some packages warn.
+        if installed is not None and (version := vars(installed).get("__version__")) is not None:
             digests[f"the version of {package}"] = [str(version)]
     return digests
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -518,6 +519,10 @@ def test_a_node_with_another_version_of_a_package_is_refused(tmp_path: Path, mon
     module.__version__ = "2.0"
     with pytest.raises(StudyError, match=r"^the version of of_packages: not the same in all"):
         check_imports([studies.member(loss=module.loss)], wanted)
+    # As click has it, whose __getattr__ warns, so that it raises under `python -W error`.
+    monkeypatch.delattr(module, "__version__")
+    module.__getattr__ = lambda name: warnings.warn(f"{name} is deprecated", DeprecationWarning, stacklevel=2)
+    assert "the version of of_packages" not in digest_imports([studies.member(loss=module.loss)])
 
 
 def broken(batch: Any) -> Any:
