@@ -228,6 +228,14 @@ def check_arrays(what: str, arrays: Any) -> None:
                 "another, for example (images, table, classes), or nest them in the samples of a Dataset: train=."
             )
         check_unmasked(f"{what}[{number}]", array)
+        tensor = array[0] if isinstance(array, list | tuple) and array else array
+        layout, device = getattr(tensor, "layout", ""), getattr(tensor, "device", "")
+        if str(layout) not in ("", "torch.strided") or getattr(device, "type", "cpu") != "cpu":
+            # Here and not by workers, to which such tensors would have to be sent.
+            raise StudyError(
+                f"{what}[{number}] is a tensor of layout {layout} on {device}; it must be a dense tensor in host memory. Pass "
+                "tensor.cpu() or tensor.to_dense()."
+            )
         if hasattr(type(array), "toarray"):
             raise StudyError(
                 f"{what}[{number}] is a sparse {type(array).__name__} of SciPy; it must be a dense array. Pass array.toarray() or, if "

@@ -137,7 +137,10 @@ def sample_error(error: BaseException, split: str, index: int | str) -> StudyErr
     if isinstance(error, UnfitSample):
         return StudyError(f"Data.{split}: sample {index} {error}")
     where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-    return StudyError(
-        f"Data.{split}: sample {index} raised {format_error(error)}\n{where}Fix the dataset, or skip such samples with "
-        "Data(on_error='skip')."
-    )
+    advice = "Fix the dataset, or skip such samples with Data(on_error='skip')."
+    if "in forked subprocess" in str(error):
+        advice = (
+            "Loader workers are forks, which cannot use accelerators. Keep the dataset's tensors and networks in host memory, "
+            "tensor.cpu(): blocks are copied to each device, where Data.on_device is called."
+        )
+    return StudyError(f"Data.{split}: sample {index} raised {format_error(error)}\n{where}{advice}")

@@ -273,7 +273,7 @@ def note_in_log(text: str) -> None:
 
 
 def _gatherable(array: Any, what: str) -> Any:
-    """Return an array whose rows can be gathered: contiguous, in host memory, of a dtype that torch has. Raises StudyError for others."""
+    """Return an array whose rows can be gathered: contiguous, of a dtype that torch has. Raises StudyError for others."""
     try:
         if isinstance(array, list | tuple) and all(isinstance(row, torch.Tensor) for row in array):
             array = torch.stack(tuple(array))  # NumPy has no bfloat16, and reads no tensor with a gradient
@@ -284,11 +284,6 @@ def _gatherable(array: Any, what: str) -> Any:
             "several arrays one after another."
         ) from error
     if isinstance(array, torch.Tensor):
-        if array.device.type != "cpu" or array.layout != torch.strided:
-            raise StudyError(
-                f"Data: {what} is a tensor of layout {array.layout} on {array.device}; it must be a dense tensor "
-                "in host memory. Pass tensor.cpu() or tensor.to_dense()."
-            )
         return array.detach().resolve_conj().resolve_neg()
     try:
         torch.from_numpy(np.empty(0, array.dtype))

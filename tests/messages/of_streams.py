@@ -127,6 +127,11 @@ def broken(index: int) -> Any:
     raise OSError("truncated file")
 
 
+def on_gpu(index: int) -> Any:
+    """Raise what torch raises for tensors on a GPU in a fork of a process that has used it."""
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+
 GENERATOR = np.random.default_rng()
 
 
@@ -180,12 +185,13 @@ CASES = {
     "samples of different structures": lambda: filled(branching),
     "samples of different shapes": lambda: filled(growing),
     "a sample that raises": lambda: opened(broken),
+    "a sample on a GPU, read by a fork": lambda: opened(on_gpu),
     "a dataset in which every sample raises": lambda: opened(broken, on_error="skip"),
     "a dataset with its own generator": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
     "a dataset without samples": lambda: opened(growing, length=0),
     "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
     "an array with rows of different shapes": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
-    "a sparse tensor among the arrays": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
+    "a sparse tensor among the arrays": lambda: Data(arrays=(torch.eye(3).to_sparse(),)),
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
     "a data factory that raises": lambda: open_sources(Data(train=unreadable), seed=0),

@@ -268,6 +268,20 @@ def test_a_raising_sample_is_named() -> None:
         fill(source(Broken(30)), [16, 17])
 
 
+class OnGpu(studies.Vectors):
+    """A dataset whose tensors are on a GPU, from sample 17 on, as torch tells forks of a process that has used the GPU."""
+
+    def __getitem__(self, index):
+        if index == 17:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …")
+        return super().__getitem__(index)
+
+
+def test_samples_on_an_accelerator_are_told_to_stay_in_host_memory() -> None:
+    with pytest.raises(StudyError, match=r"Cannot re-initialize CUDA.*\n(.*\n)*.*in host memory, tensor\.cpu\(\)"):
+        fill(source(OnGpu(30)), [16, 17])
+
+
 def test_a_raising_sample_can_be_skipped() -> None:
     here = source(Broken(30), skip_errors=True)
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=3, last=True)
@@ -601,13 +615,24 @@ def test_single_unsigned_numbers_are_gathered_and_kept(dtype: torch.dtype) -> No
         (np.arange(2, dtype=">i4"), r"has dtype >i4"),
         ([[1], [2, 3]], r"has rows of different shapes "),
         ([torch.zeros(1), torch.zeros(2)], r"has rows of different shapes "),
-        (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Pass tensor\.cpu\(\)"),
-        (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
     ],
 )
 def test_arrays_that_the_stream_cannot_carry_are_refused(array: Any, says: str) -> None:
     with pytest.raises(StudyError, match=rf"^Data: array 1 of train {says}"):
         open_sources(Data(arrays=(np.zeros(2), array)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (torch.empty(2, device="meta"), r"of layout torch\.strided on meta; .* Pass tensor\.cpu\(\)"),
+        ([torch.empty(1, device="meta"), torch.empty(1, device="meta")], r"of layout torch\.strided on meta"),
+        (torch.eye(2).to_sparse(), r"of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
+    ],
+)
+def test_arrays_elsewhere_than_in_host_memory_are_refused_where_they_are_passed(array: Any, says: str) -> None:
+    with pytest.raises(StudyError, match=rf"^Data\.arrays\[1\] is a tensor {says}"):
+        Data(arrays=(np.zeros(2), array))
 
 
 def test_arrays_of_every_layout_give_their_rows() -> None:
