@@ -18,6 +18,8 @@ FEWEST_ROWS = 3
 """Rows that are shown however low the terminal is."""
 MOST_LINES = 1000
 """Lines of a file or a pipe."""
+MANY_COLUMNS = 10
+"""So many columns without room are mentioned."""
 MOST_FAILURES = 5
 """Most failed members that are listed with their reasons."""
 MOST_ACTIONS = 3
@@ -99,10 +101,9 @@ class Ending:
         return [f"and {more} more: {self.everything}"] if more > 0 else []
 
     def _hidden(self, rows: Sequence[Sequence[Any]], width: int) -> list[str]:
-        """Return a line about columns without room, if they are more than the others: most tables leave some out."""
-        count = columns_shown(self.columns, rows, width)
-        hidden = len(self.columns) - count
-        return [f"and {hidden} more columns: {self.everything}"] if hidden > count else []
+        """Return a line about columns without room if they are many: at 80 columns most tables leave some out."""
+        hidden = len(self.columns) - columns_shown(self.columns, rows, width)
+        return [f"and {hidden} more columns: {self.everything}"] if hidden >= MANY_COLUMNS else []
 
 
 def format_counts(statuses: Sequence[str]) -> str:
