@@ -229,12 +229,11 @@ def check_arrays(what: str, arrays: Any) -> None:
             )
         check_unmasked(f"{what}[{number}]", array)
         tensor = array[0] if isinstance(array, list | tuple) and array else array
-        layout, device = getattr(tensor, "layout", ""), getattr(tensor, "device", "")
-        if str(layout) not in ("", "torch.strided") or getattr(device, "type", "cpu") != "cpu":
-            # Here and not by workers, to which such tensors would have to be sent.
+        # Here and not by workers, to which such tensors would have to be sent. A DataFrame may have a column "layout".
+        if hasattr(tensor, "requires_grad") and (str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu"):
             raise StudyError(
-                f"{what}[{number}] is a tensor of layout {layout} on {device}; it must be a dense tensor in host memory. Pass "
-                "tensor.cpu() or tensor.to_dense()."
+                f"{what}[{number}] is a tensor of layout {tensor.layout} on {tensor.device}; it must be a dense tensor in host "
+                "memory. Pass tensor.cpu() or tensor.to_dense()."
             )
         if hasattr(type(array), "toarray"):
             raise StudyError(
