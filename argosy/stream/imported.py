@@ -1,6 +1,8 @@
 """Check that what members and data use from the user's modules is the same in all processes, because each process imports it itself."""
 
+import contextlib
 import functools
+import importlib.metadata
 import itertools
 import sys
 import types
@@ -33,11 +35,18 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
         if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
             digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
     for package in code.packages:
-        installed = sys.modules.get(package)
-        # Not by getattr, for which some packages warn.
-        if installed is not None and (version := vars(installed).get("__version__")) is not None:
-            digests[f"the version of {package}"] = [str(version)]
+        if package in sys.modules and (version := _version_of(package)):
+            digests[f"the version of {package}"] = [version]
     return digests
+
+
+def _version_of(package: str) -> str:
+    """Return the version of an imported package; empty if it gives none."""
+    version = vars(sys.modules[package]).get("__version__")
+    if version is None:  # some packages compute it, and warn; transformers has it elsewhere
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package)
+    return str(version or "")
 
 
 def _read_of(value: Any) -> Iterable[Any]:

@@ -523,6 +523,11 @@ def test_a_node_with_another_version_of_a_package_is_refused(tmp_path: Path, mon
     monkeypatch.delattr(module, "__version__")
     module.__getattr__ = lambda name: warnings.warn(f"{name} is deprecated", DeprecationWarning, stacklevel=2)
     assert "the version of of_packages" not in digest_imports([studies.member(loss=module.loss)])
+    metadata = package.parent / "of_packages-3.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: of_packages\nVersion: 3.0\n")
+    importlib.invalidate_caches()
+    assert digest_imports([studies.member(loss=module.loss)])["the version of of_packages"] == ["3.0"]
 
 
 def broken(batch: Any) -> Any:
