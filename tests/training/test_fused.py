@@ -381,13 +381,15 @@ def test_bfloat16_rounds_as_alone() -> None:
         nn.CrossEntropyLoss(label_smoothing=0.1),
         nn.NLLLoss(),
         nn.PoissonNLLLoss(),
+        nn.HingeEmbeddingLoss(),
     ],
 )
 def test_losses_that_torch_widens_from_bfloat16_are_as_alone(loss: Any, apart: bool) -> None:
     outputs = torch.randn(3, 8, 3, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     targets = torch.randint(3, (3, 8), generator=torch.Generator().manual_seed(1))
-    if isinstance(loss, nn.PoissonNLLLoss):
+    if isinstance(loss, nn.PoissonNLLLoss | nn.HingeEmbeddingLoss):
         targets = functional.one_hot(targets).bfloat16()
+        targets = 1 - 2 * targets if isinstance(loss, nn.HingeEmbeddingLoss) else targets
     data = PackInputs(tree=(None, targets if apart else targets[0]), samples=8, apart=apart)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = torch.stack([loss(outputs[n], targets[n if apart else 0]) for n in range(3)])

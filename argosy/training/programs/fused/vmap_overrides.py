@@ -228,6 +228,7 @@ OVERRIDES: Mapping[Any, Callable[..., Tensor | None]] = {
     functional.cross_entropy: _widened(functional.cross_entropy, _cross_entropy),
     functional.nll_loss: _widened(functional.nll_loss),
     functional.poisson_nll_loss: _widened(functional.poisson_nll_loss),
+    functional.hinge_embedding_loss: _widened(functional.hinge_embedding_loss),
     functional.layer_norm: _layer_norm,
     functional.binary_cross_entropy_with_logits: _binary_cross_entropy,
     **{function: _convolution(function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
