@@ -35,7 +35,7 @@ def digest_imports(values: Iterable[Any]) -> ImportDigests:
         if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
             digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
     for package in code.packages:
-        if package in sys.modules and (version := _version_of(package)):
+        if sys.modules.get(package) and (version := _version_of(package)):
             digests[f"the version of {package}"] = [version]
     return digests
 

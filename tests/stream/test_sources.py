@@ -635,6 +635,11 @@ def test_arrays_elsewhere_than_in_host_memory_are_refused_where_they_are_passed(
         Data(arrays=(np.zeros(2), array))
 
 
+def test_a_column_named_layout_makes_no_tensor() -> None:
+    table = pytest.importorskip("pandas").DataFrame({"area": [1.0, 2.0], "layout": [0.0, 1.0]})
+    assert Data(arrays=(table, np.zeros(2))).arrays is not None
+
+
 def test_arrays_of_every_layout_give_their_rows() -> None:
     x = np.arange(12.0).reshape(2, 6)
     grown = torch.arange(12.0).reshape(6, 2).requires_grad_()
