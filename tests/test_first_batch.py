@@ -168,6 +168,7 @@ def hinges_of_pairs(output: Tensor, target: Tensor) -> Tensor:
 
 SUMS: dict[str, Any] = {
     "a sum without the first samples": of_class_1,
+    "its square": lambda output, target: of_class_1(output, target).square(),
     "CrossEntropyLoss": nn.CrossEntropyLoss(reduction="sum"),
     "a partial": partial(functional.cross_entropy, reduction="sum"),
     "a function": summed,

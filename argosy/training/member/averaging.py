@@ -90,7 +90,7 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     else:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
         # Hinges of pairs or triplets are often zero for repetitions of two samples.
-        if grows and (silent or (rows >= 4 and _close(twice - once, thrice - twice))):
+        if grows and (silent or rows >= 4) and _close(twice - once, thrice - twice):
             grows = not _depends_on_batch(value, samples, rows, _tolerance(member), silent=silent)
     if grows:
         raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], values, strict=False)})
