@@ -196,7 +196,7 @@ def _seconds_by_plan(
 ) -> float | None:
     """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan, and before the first samples.
 
-    After members have joined others, of whom alone the plan tells, their rates count.
+    After members have joined others, of whom alone the plan tells, their rates count. The latest, which have none yet, count as the others on average.
     """
     if state.started is None:
         return None
@@ -204,10 +204,11 @@ def _seconds_by_plan(
     planned = {name for flotilla in news.flotillas for name in flotilla.members}
     training = [name for name, member in state.members.items() if name in left and member.status == "training"]
     if not planned.issuperset(training):
-        paces = {name: news.rate(name, now) / length for name in training}
-        if not all(paces.values()):
+        paces = {name: rate / length for name in training if (rate := news.rate(name, now))}
+        if not paces:
             return None
-        return max(to_come / sum(paces.values()), *(left[name] / pace for name, pace in paces.items()))
+        together = sum(paces.values()) * len(training) / len(paces)
+        return max(to_come / together, *(left[name] / pace for name, pace in paces.items()))
     rates: list[float] = []
     for flotilla in news.flotillas:
         live = [name for name in flotilla.members if name in left]

@@ -179,6 +179,12 @@ def test_after_members_have_joined_those_of_the_plan_the_time_left_follows_from_
         for at, samples in ((10.0, 170), (20.0, 180))
     ]
     assert seen(study, told, more=more, now=20.0).seconds_left == pytest.approx((9 * 170 - 1) / 0.1)
+    # One member is far behind, and the latest has no rate yet: the one behind still needs its time.
+    behind = [
+        (at, "", replace(p, samples={n: p.samples[n] for n in planned[1:]} | {planned[0]: p.samples[late]}))
+        for at, _, p in more
+    ]
+    assert seen(study, told, more=behind, now=20.0).seconds_left == pytest.approx((9 * 170 - 1) / 0.1)
     assert seen(study, told, now=20.2).seconds_left == pytest.approx(20.0 / 8 * 72)
 
 
