@@ -208,7 +208,8 @@ def test_networks_of_members_that_joined_are_loaded(tmp_path: Path, monkeypatch:
     assert alone.member("cold").load().state_dict().keys() == weights["cold"].keys()
     with pytest.raises(RunError, match=r"'late', only one, cold\. Pass the run's own study or"):
         alone.member("late").load()
-    together = argosy.load(run, study=[study, load_study(file)])
+    added = load_study(file)
+    together = argosy.load(run, study=[study, added, added])  # files of two additions may name the same member
     for name in names:
         found = together.member(name).load().state_dict()
         assert all(map(torch.equal, found.values(), weights[name].values()))

@@ -13,7 +13,7 @@ from argosy.results.fold import RunState
 from argosy.results.report import Report
 from argosy.running.directory import loading
 from argosy.running.directory.journal import read_journal
-from argosy.study import Study
+from argosy.study import Member, Study
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search
 
@@ -59,8 +59,7 @@ def _together(given: Any) -> Study:
             f"argosy.load: study is {describe_value(given)}; it must be the argosy.Study of the run or the argosy.Search of a search, or a list of "
             "it and the studies of added files."
         )
-    first: Study
-    others: list[Study]
-    first, *others = studies
-    added = [one for other in others for one in other.members if one.name not in first.names]
-    return replace(first, members=(*first.members, *added))
+    members: dict[str, Member] = {}
+    for one in (member for study in studies for member in study.members):
+        members.setdefault(one.name, one)  # as `argosy add` ignores members that the run has
+    return replace(studies[0], members=tuple(members.values()))
