@@ -83,6 +83,8 @@ def test_members_are_stopped_cloned_and_added_with_the_answers_of_the_commands(
             run.stop(["one", "too"])
         done, refused = refusal.value.answers
         assert (done, refused.startswith("refused: ")) == ("one has been saved and stopped", True)
+        with pytest.raises(RefusedError, match=r"^'two' has already ended: stopped\. There is nothing to stop\.$"):
+            run.stop("two")
         with pytest.raises(RefusedError, match=r"no hyper-parameter 'optimizer.rate'"):
             run.clone("copy", "other", {"optimizer.rate": 0.1})
         with pytest.raises(StudyError, match=r"clone 'other': optimizer.lr is None; it must be a finite number"):

@@ -88,6 +88,10 @@ class Requests:
         members = self.run.members
         if members.addition(name):
             return f"{REFUSED}{name} is still being added. Stop it once that request is answered."
+        if name in members.in_states(State.ENDED):
+            return (
+                f"{REFUSED}{name!r} has already ended: {self.run.state.member(name).status}. There is nothing to stop."
+            )
         known = members.in_states(*(state for state in State if state is not State.ENDED))
         stoppable = [one for one in known if not members.addition(one)]
         if name not in stoppable:
