@@ -59,7 +59,8 @@ def _together(given: Any) -> Study:
             f"argosy.load: study is {describe_value(given)}; it must be the argosy.Study of the run or the argosy.Search of a search, or a list of "
             "it and the studies of added files."
         )
+    first: Study = studies[0]
     members: dict[str, Member] = {}
     for one in (member for study in studies for member in study.members):
         members.setdefault(one.name, one)  # as `argosy add` ignores members that the run has
-    return replace(studies[0], members=tuple(members.values()))
+    return replace(first, members=tuple(members.values()))
