@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import packs
 import pytest
 import studies
 import torch
@@ -361,3 +362,36 @@ def test_such_a_schedule_is_refused_where_one_of_one_optimizer_is(per: Any, mode
     watching = partial(ReduceLROnPlateau, mode=mode)
     with pytest.raises(argosy.errors.StudyError, match=said):
         alive(gan(schedule=lambda optimizers: {"g": watching(optimizers["generator"])}, schedule_per=per))
+
+
+class Counting:
+    """An augmentation whose state is empty until it is called."""
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def bound(batch: Any, counting: Counting) -> Any:
+    """An augmentation that gets an object by a partial."""
+    return counting(batch)
+
+
+@pytest.mark.parametrize(
+    ("augment", "keeps"),
+    [
+        (None, False),
+        (lambda batch: batch, False),
+        (nn.Identity(), False),
+        (nn.Sequential(nn.Dropout(), nn.Linear(4, 4)), False),
+        (nn.BatchNorm1d(4), True),
+        (Counting(), True),
+        (partial(bound, counting=Counting()), True),
+    ],
+)
+def test_only_an_augmentation_that_may_keep_something_is_copied_at_each_step(augment: Any, keeps: bool) -> None:
+    assert packs.live(studies.member(augment=augment)).augment_keeps_state is keeps

@@ -90,7 +90,7 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
         findings = {place.rank: desk.examine(nodes[0], nodes, study_file)}
         # They open the study's data as well, and may import its packages for the first time.
         seconds = max(time.monotonic() - began, END_SECONDS)
-        findings |= _collect(peers, time.monotonic() + seconds)
+        findings |= _collect(peers, time.monotonic() + seconds + ANSWER_SECONDS)
     return judge_cluster(nodes, place.nodes, findings, refusals)
 
 
