@@ -257,9 +257,11 @@ def test_unequal_shapes_say_pad() -> None:
 class Broken(studies.Vectors):
     """A dataset whose sample 17 cannot be read."""
 
+    error: Exception = OSError("truncated file")
+
     def __getitem__(self, index):
         if index == 17:
-            raise OSError("truncated file")
+            raise self.error
         return super().__getitem__(index)
 
 
@@ -268,13 +270,10 @@ def test_a_raising_sample_is_named() -> None:
         fill(source(Broken(30)), [16, 17])
 
 
-class OnGpu(studies.Vectors):
-    """A dataset whose tensors are on a GPU, from sample 17 on, as torch tells forks of a process that has used the GPU."""
+class OnGpu(Broken):
+    """A dataset with a tensor on a GPU: what torch tells forks of a process that has used the GPU."""
 
-    def __getitem__(self, index):
-        if index == 17:
-            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …")
-        return super().__getitem__(index)
+    error = RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …")
 
 
 def test_samples_on_an_accelerator_are_told_to_stay_in_host_memory() -> None:
