@@ -378,8 +378,7 @@ def _time_of_best(best: TrialResult, events: TimedEvents) -> float:
 def packed_seconds(events: TimedEvents) -> float:
     """Return the time saved by stepping several members at once, from the seconds per sample measured when their programs were chosen."""
     saved = 0.0
-    gains: dict[str, float] = {}
-    """Seconds saved per sample, by member."""
+    gains: dict[str, float] = {}  # seconds per sample, by member
     for _, event in events:
         if isinstance(event, SectionEnded):
             saved += gains.get(event.member, 0.0) * event.samples
