@@ -805,15 +805,21 @@ def test_a_measured_rate_does_not_depend_on_other_load() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
+    # What a host takes from its virtual machines is not known here, so both rates are measured here, and it only lowers them.
+    alone = measure(start(studies.member(batch_size=50, loss=burning)), block).samples_per_second
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]  # on the same core
     try:
-        rate = measure(start(studies.member(batch_size=50, loss=burning)), block).samples_per_second
+        rates = [
+            measure(start(studies.member(batch_size=50, loss=burning)), block).samples_per_second for _ in range(3)
+        ]
     finally:
         for process in load:
             process.kill()
             process.wait()
         os.sched_setaffinity(0, cores)
-    assert 2500 < rate < 5000  # 50 samples in little more than 10 ms
+    assert (
+        alone / 2 < max(rates) < 5000
+    )  # 50 samples in little more than 10 ms; with the load's time it would be a fourth
 
 
 @pytest.mark.parametrize(
