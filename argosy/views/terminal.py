@@ -22,6 +22,8 @@ LINE_SECONDS = 10.0
 """Seconds between two of the first lines without a terminal; changes of phase add lines."""
 LATER_SECONDS = 60.0
 """Seconds between two later lines."""
+FEWEST_COLUMNS = 8
+"""Columns that a screen is drawn for in a terminal that has fewer, as while it is resized: text cannot be wrapped into one or two."""
 
 Drawing = Callable[[Screen, int, int], RenderableType]
 """Draws a screen in this many columns and lines."""
@@ -67,7 +69,7 @@ class Terminal(Watching):
     def _draw(self, screen: Screen) -> None:
         assert self._live is not None
         size = self.console.size
-        self._live.update(self.drawing(screen, size.width, size.height), refresh=True)
+        self._live.update(self.drawing(screen, max(size.width, FEWEST_COLUMNS), size.height), refresh=True)
 
     def _line_due(self, phase: Phase) -> bool:
         since, early = time.monotonic() - self._last_line, self._lines < FIRST_LINES

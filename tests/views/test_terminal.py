@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +11,20 @@ from typing import Any
 import pytest
 import studies
 import voyages
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 import argosy
 from argosy.protocol.events import Event, MemberEnded, WorkerLost
 from argosy.protocol.trainer import Progress
+from argosy.results.diagnosis import Diagnosis
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.views import terminal
 from argosy.views.bar import Notebook, draw_bar, progress_bar
+from argosy.views.drawing import draw
+from argosy.views.screen import Screen
 from argosy.views.terminal import Terminal
 
 PAIR = [studies.member("one"), studies.member("two", hidden=8)]
@@ -125,6 +129,20 @@ def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
     text = console.file.getvalue()
     assert ("\x1b[" in text) is drawn
     assert ("40%, 16 of 40 epochs" if drawn else "40% of all epochs (16 of 40)") in text
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_a_terminal_without_room_for_words_does_not_end_its_screen(tmp_path: Path, columns: int) -> None:
+    def drawing(screen: Screen, width: int, height: int) -> RenderableType:
+        rates = {"preparing_rate": 40.0, "taking_rate": 80.0, "peak_rate": 90.0, "queue_before": 0.9}
+        limit = Diagnosis(stage="preparation", node="", queue_behind=0.1, verdict="preparation: 40 samples/s", **rates)
+        return draw(replace(screen, bottleneck=limit), width, height)
+
+    console = Console(file=Tty(), width=columns, _environ={"TERM": "xterm"})
+    view = Terminal(console, drawing)
+    begun(view, voyages.asked(4, epochs=10), tmp_path)
+    view.tick(Phase.TRAINING)
+    view.end()
 
 
 def test_only_the_first_few_failures_are_shown_at_once(tmp_path: Path) -> None:
