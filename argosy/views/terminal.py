@@ -1,5 +1,6 @@
 """The view in a terminal: a redrawn screen, or periodic lines if the cursor cannot move back."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,9 +45,7 @@ class Terminal(Watching):
         """Start to watch, and take over the terminal if it can be redrawn."""
         self.watch(job, state)
         self._last_line = time.monotonic()
-        if _can_redraw(self.console):
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
-            self._live.start()
+        self._hold_terminal()
 
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and print its notices."""
@@ -55,6 +54,7 @@ class Terminal(Watching):
 
     def tick(self, phase: Phase) -> None:
         """Redraw the screen, or print a line if one is due."""
+        self._hold_terminal()
         if self._live is not None:
             self.refresh(phase, self._draw)
         elif self._line_due(phase):
@@ -65,6 +65,16 @@ class Terminal(Watching):
         """Release the terminal."""
         if self._live is not None:
             self._live.stop()
+
+    def _hold_terminal(self) -> None:
+        """Take over the terminal if it can be redrawn, and release it if not: a shell moves jobs to the background and back."""
+        if not _can_redraw(self.console):
+            self.end()
+            self._live = None
+        elif self._live is None:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+            self.console.show_cursor()  # a process that is stopped or killed cannot do it then
 
     def _draw(self, screen: Screen) -> None:
         assert self._live is not None
@@ -80,5 +90,13 @@ class Terminal(Watching):
 
 
 def _can_redraw(console: Console) -> bool:
-    """Return whether the cursor can move back: rich treats any file as a terminal under FORCE_COLOR, and some terminals are dumb."""
-    return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
+    """Return whether the cursor can move back: rich treats any file as a terminal under FORCE_COLOR, and some terminals are dumb.
+
+    In a terminal whose foreground has another job, that job's text stands there.
+    """
+    if not console.is_interactive or console.is_dumb_terminal or not console.file.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
+    except OSError:
+        return True  # not this process's own terminal, which has no jobs

@@ -1,6 +1,8 @@
 """Tests the views that people meet: lines without a terminal, a bar in scripts and notebooks, and notices that stay."""
 
 import io
+import os
+import select
 import sys
 import time
 from dataclasses import replace
@@ -129,6 +131,34 @@ def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
     text = console.file.getvalue()
     assert ("\x1b[" in text) is drawn
     assert ("40%, 16 of 40 epochs" if drawn else "40% of all epochs (16 of 40)") in text
+
+
+def test_a_job_in_the_background_draws_no_screen_over_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as master, os.fdopen(theirs, "w") as file:
+
+        def shown() -> bytes:
+            text = b""
+            while select.select([master], [], [], 0.05)[0]:
+                text += master.read(4096)
+            return text
+
+        view = Terminal(Console(file=file, _environ={"TERM": "xterm"}))
+        begun(view, voyages.asked(4, epochs=10), tmp_path)
+        view.tick(Phase.TRAINING)
+        assert b"\x1b[?25h" in shown(), "a shell that stops this job needs its cursor"
+        with monkeypatch.context() as background:
+            background.setattr(os, "tcgetpgrp", lambda _: 0)
+            view.tick(Phase.TRAINING)
+            shown()
+            view.tick(Phase.TRAINING)
+            assert shown() == b"Training, under 1 s so far.\r\n"
+        view.tick(Phase.TRAINING)
+        assert b"\x1b[?25l" in shown(), "the screen is back in the foreground"
+        view.end()
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4])
