@@ -38,7 +38,7 @@ from argosy.running.directory.inbox import send_commands
 from argosy.running.directory.journal import Journal, read_journal
 from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.directory.study_copy import StudyCopy
-from argosy.running.launch import worker
+from argosy.running.launch import forkserver, worker
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
@@ -300,6 +300,12 @@ def elsewhere(patch: pytest.MonkeyPatch, **settings: Any) -> None:
     argosy.train(study(), directory=RUN, **settings)
 
 
+def without_processes(patch: pytest.MonkeyPatch) -> None:
+    """Train where /proc is not mounted."""
+    patch.setattr(forkserver, "PROC", Path("/proc/nothing"))
+    argosy.train(study(), directory=RUN)
+
+
 def equal_failures() -> None:
     """Let three members fail for the same reason."""
     fleet = [studies.member(name, model=misspelt) for name in "abc"]
@@ -401,6 +407,7 @@ CASES = {
     "a new member with the name of another in upper case, on a disk that does not distinguish the two": one_folder,
     "a run on macOS": elsewhere,
     "a run on macOS with a number of cores": lambda patch: elsewhere(patch, launcher="inline", cores=2),
+    "a run without /proc": without_processes,
     "a request to a run that has ended": ended,
     "a run that ends before it receives a request": of_nobody,
     "an add command without a copy of the study file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),

@@ -41,6 +41,7 @@ POLL_SECONDS = 0.005
 """Seconds between two checks whether the server has ended."""
 STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
+PROC = Path("/proc/self")
 PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
 """An interpreter that compiles modules as this one does, and does not import from its current folder."""
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -48,11 +49,15 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def check_linux() -> None:
-    """Raise PlanError on a system other than Linux, on which no worker can be a process."""
+    """Raise PlanError on a system other than Linux, or without /proc: no worker can be a process there."""
     if sys.platform != "linux":
         raise PlanError(
             f"processes that train together need Linux; this system is {sys.platform}. Use launcher inline, which trains "
             "everything in the process that calls it, or run this in Linux: in a container, or on Windows in WSL 2."
+        )
+    if not PROC.exists():
+        raise PlanError(
+            f"{PROC} does not exist, where a run sees its processes. Mount it, as in a chroot: mount -t proc proc /proc."
         )
 
 
