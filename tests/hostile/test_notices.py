@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jobs
@@ -132,6 +133,18 @@ def test_a_stranger_at_an_address_that_the_driver_lists_learns_nothing_of_the_ke
         notices.dial_any_address(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
         assert call.recv(1000)[32:] == b"\x06rank 1"  # after the nonce only a name: nothing that was made with the key
+
+
+def test_an_agent_behind_a_firewall_names_the_address_that_does_not_answer(
+    tmp_path: Path, stranger: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last address of a driver is its loopback, at which an agent on another node finds nothing."""
+    monkeypatch.setattr(notices, "CALL_SECONDS", 0.1)
+    board, port = notices.FileBoard(tmp_path), stranger.getsockname()[1]
+    board.leave(Notice(job="test", hosts=("127.0.0.1", "127.0.0.3"), port=port, key="00"))
+    said = rf"the call to 127\.0\.0\.1 port {port} failed: timed out.* If not, open its host's firewall to this node"
+    with pytest.raises(WorkerError, match=said):
+        connect_to_driver(jobs.place(1), board, None, seconds=0)
 
 
 def test_an_agent_finds_its_driver_past_a_stranger(

@@ -277,11 +277,13 @@ def connect_to_driver(
     Raises WorkerError if the driver is not found in time, PlanError if it has another certificate.
     """
     began, told, last = time.monotonic(), False, "it has left no notice."
+    advice = f"pass a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
     rank = f"rank {place.rank} on {socket.gethostname()}"
     while True:
         try:
             notice = board.read()
             if notice is not None and notice.job == place.job:
+                advice = "open its host's firewall to this node: argosy doctor --cluster. Nodes need IPv4 addresses."
                 proof = key or bytes.fromhex(notice.key)
                 return dial_any_address(notice, proof, f"rank {place.rank}", certificate), proof
         except WorkerError as error:
@@ -293,26 +295,28 @@ def connect_to_driver(
         if waited > seconds:
             raise WorkerError(
                 f"{rank} did not find the job's driver within {seconds:g} s: "
-                f"{last} If rank 0 has ended, fix its error. If not, pass a --dir that all nodes see, or export "
-                f"the same {KEY} on all of them and start with torchrun."
+                f"{last} If rank 0 has ended, fix its error. If not, {advice}"
             )
         time.sleep(POLL_SECONDS)
 
 
 def dial_any_address(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
-    """Dial a driver at its addresses, and return the first connection; if all fail, raises the last WorkerError.
+    """Dial a driver at its addresses, and return the first connection; raises WorkerError if all fail.
 
     Raises PlanError if the driver has another certificate.
     """
-    seal, errors = None if certificate is None else certificate.calling, []
+    seal = None if certificate is None else certificate.calling
+    errors: list[WorkerError] = []
     for host in notice.hosts:
         try:
             return dial((host, notice.port), key, name, seconds=CALL_SECONDS, seal=seal)
         except WorkerError as error:
             errors.append(error)
-    if not all(isinstance(error.__cause__, ConnectionRefusedError) for error in errors):
-        _check_certificate(name, notice, certificate)  # otherwise the notice is from a driver that is gone
-    raise errors[-1]
+    # An address refuses the call if the driver is gone, or if it is not the driver's, as the loopback on other nodes.
+    telling = [error for error in errors if not isinstance(error.__cause__, ConnectionRefusedError)]
+    if telling:
+        _check_certificate(name, notice, certificate)
+    raise (telling or errors)[0]
 
 
 def _check_certificate(name: str, notice: Notice, certificate: Certificate | None) -> None:
