@@ -111,6 +111,28 @@ STARTED = {
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
         JobPlace(launcher="mpiexec", rank=1, size=2, local_rank=0, nodes=2, job=""),
     ),
+    "mpirun_rsh of MVAPICH": (
+        {
+            "MV2_COMM_WORLD_RANK": "2",
+            "MV2_COMM_WORLD_SIZE": "4",
+            "MV2_COMM_WORLD_LOCAL_RANK": "0",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+        },
+        JobPlace(launcher="mpirun_rsh", rank=2, size=4, local_rank=0, nodes=2, job=""),
+    ),
+    "flux run in an allocation of Slurm": (
+        SLURM
+        | {
+            "FLUX_TASK_RANK": "1",
+            "FLUX_JOB_SIZE": "2",
+            "FLUX_TASK_LOCAL_ID": "0",
+            "FLUX_JOB_NNODES": "2",
+            "FLUX_JOB_ID": "f23BM",
+            "PMI_RANK": "1",
+            "PMI_SIZE": "2",
+        },
+        JobPlace(launcher="flux", rank=1, size=2, local_rank=0, nodes=2, job="f23BM"),
+    ),
     "srun with Cray's PMI": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
         JobPlace(launcher="mpiexec", rank=1, size=4, local_rank=1, nodes=2, job=""),

@@ -81,6 +81,16 @@ TABLE = (
     ),
     # Hydra, of MPICH and Intel MPI
     _LauncherVariables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
+    # mpirun_rsh of MVAPICH
+    _LauncherVariables(
+        *("mpirun_rsh", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+        local_size="MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _LauncherVariables(
+        *("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+        nodes="FLUX_JOB_NNODES",
+        job=("FLUX_JOB_ID",),
+    ),
     # Cray's PMI
     _LauncherVariables("mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE"),
     replace(SRUN, rank="PMIX_RANK"),  # if Slurm starts processes through PMIx
