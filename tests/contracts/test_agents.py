@@ -110,6 +110,20 @@ def test_an_agent_that_ends_while_it_looks_for_its_driver_leaves_no_folder(
         agent.run_agent(1, call, Settings(devices="cpu:1"))
 
 
+def test_an_agent_whose_call_is_not_taken_does_not_say_that_the_driver_is_gone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver takes no second agent of a node whose first one was lost, as after a restart by torchrun."""
+    monkeypatch.setattr(agent, "IGNORED_SIGNALS", ())
+    ours, theirs = Peer.pair()
+    ours.close()
+    assert agent.run_agent(1, lambda: theirs, Settings(devices="cpu:1")) == 1
+    assert (
+        "rank 1: the driver has hung up: it is gone, refuses this node, or continues without it"
+        in capsys.readouterr().err
+    )
+
+
 def test_an_agent_says_once_why_it_has_not_found_its_driver(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

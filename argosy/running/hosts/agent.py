@@ -165,7 +165,11 @@ def run_agent(rank: int, call: Callable[[], Peer], settings: Settings, directory
                 with explain_refusals(folder):
                     return agent.run(processes)
             except EOFError:
-                print(f"rank {rank}: the driver is gone.", file=sys.stderr)
+                print(
+                    f"rank {rank}: the driver has hung up: it is gone, refuses this node, or continues without it, as its "
+                    "own output says.",
+                    file=sys.stderr,
+                )
                 return 1
 
 
