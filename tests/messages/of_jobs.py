@@ -1,6 +1,7 @@
 """Errors of jobs on several nodes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,13 @@ def no_driver(patch: pytest.MonkeyPatch) -> None:
     """Call a driver that has ended, or uses another directory."""
     patch.setattr(notices.socket, "gethostname", lambda: "host-1")
     connect_to_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
+
+
+def no_store(patch: pytest.MonkeyPatch) -> None:
+    """Look for the driver's notice in a store of torchrun that cannot be reached."""
+    patch.setattr(notices.socket, "gethostname", lambda: "host-1")
+    patch.setattr(notices, "JOIN_SECONDS", 0.1)
+    notices.StoreBoard(replace(PLACE, store=("127.0.0.1", 1)), b"key", keeps=False)
 
 
 def uncertified(patch: pytest.MonkeyPatch) -> None:
@@ -148,6 +156,7 @@ CASES = {
     "doctor --cluster outside a job": lambda: require_job_place({}),
     "doctor without --cluster, with a study": lambda: doctor(Path("study.py")),
     "a job whose driver cannot be found": no_driver,
+    "a store of torchrun that cannot be reached": no_store,
     "a damaged notice of a driver": damaged_notice,
     "a job whose agents do not arrive": lonely,
     "nodes with different environments": unlike,

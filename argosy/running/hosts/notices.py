@@ -174,7 +174,16 @@ class StoreBoard:
         self._name, self._key = f"argosy/{place.job}", key
         # libuv closes descriptors by their numbers in every process that is forked later, whatever those are used for
         # there.
-        self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False, use_libuv=False)
+        settings = {"is_master": keeps, "wait_for_workers": False, "use_libuv": False}
+        try:
+            # torch tries twice.
+            self._store: Any = TCPStore(host, port, timeout=datetime.timedelta(seconds=JOIN_SECONDS / 2), **settings)
+        except RuntimeError as error:
+            raise WorkerError(
+                f"rank {place.rank} on {socket.gethostname()} does not reach torchrun's store at {host} port {port}. If "
+                "this node does not know that name, start torchrun with --local-addr ADDRESS on each node; if there is a "
+                "firewall, open it."
+            ) from error
         self._store.set_timeout(STORE_SECONDS)
 
     def leave(self, notice: Notice) -> None:
