@@ -269,6 +269,18 @@ def test_a_clone_of_a_member_that_was_interrupted_within_an_epoch_waits_for_its_
     equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
 
 
+def test_a_clone_asked_for_before_the_first_step_waits_for_the_end_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = tmp_path / "run", study()
+    asking(monkeypatch, run, command("warm", warm=True, optimizer__lr=0.2), after=0)
+    # A block is less than a batch, so the first files are written before the first step.
+    argosy.train(asked, directory=run, launcher="inline", block_size=10, checkpoint_seconds=1e-9, numerics="exact")
+    assert answers(run) == {"warm": "added warm"}
+    assert evidence.event_lines(run, "Cloned")[0]["checkpoint"]["epoch"] >= 1
+    equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
 def refused(name: str) -> str:
     return f"refused: a member {name!r} already exists or has been requested. Give the clone another name."
 

@@ -88,7 +88,8 @@ def newest_checkpoint(source: MemberState) -> Checkpoint | None:
     if len({saved.file for saved in newest}) == 1:
         newest = newest[:1]  # the best weights of the second one are newer than the file
     newest.reverse()
-    ends = (saved for saved in newest if (saved.section, saved.position, saved.carried) == (0, 0, 0))
+    # A file of epoch 0 has the weights from before the first step.
+    ends = (saved for saved in newest if saved.epoch and (saved.section, saved.position, saved.carried) == (0, 0, 0))
     return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
 
 
