@@ -20,7 +20,7 @@ from argosy.cli.query import query
 from argosy.cli.schema import guide, schema
 from argosy.disk import files
 from argosy.errors.system import explain_refusals, system_refused
-from argosy.protocol.events import Checkpoint, RunEnded
+from argosy.protocol.events import Checkpoint, Proposed, RunEnded
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
@@ -287,6 +287,13 @@ def left_out() -> None:
     Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
+def like_a_trial() -> None:
+    """Give a member that is added to a search the name of a trial."""
+    state = RunState()
+    state.apply(Proposed(trial=0, member="vit-0", parameters={"lr": 0.1}))
+    Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit-7")
+
+
 def one_folder() -> None:
     """Add a member on a disk that does not distinguish upper and lower case."""
     RUN.mkdir(parents=True)
@@ -404,6 +411,7 @@ CASES = {
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
     "a new member with the name of a removed member": left_out,
+    "a new member with the name of a trial": like_a_trial,
     "a new member with the name of another in upper case, on a disk that does not distinguish the two": one_folder,
     "a run on macOS": elsewhere,
     "a run on macOS with a number of cores": lambda patch: elsewhere(patch, launcher="inline", cores=2),

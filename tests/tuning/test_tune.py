@@ -244,6 +244,24 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
     assert outcome(tune(run, scheduler="random", n_trials=3, max_epochs=6)) == outcome(report)
 
 
+def test_a_member_that_is_added_takes_no_name_of_a_trial_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial could not begin, and no later command could continue the search."""
+    run, left = tmp_path / "run", list[str]()
+    living.trusting(monkeypatch)
+    clone = {"command": "clone", "member": "net-0", "name": "net-2", "set": {"optimizer.lr": 0.02}, "warm": False}
+
+    def act(driver: Driver) -> None:
+        if not left and driver.state.member("net-0").sections:
+            left.append(inbox.write_command(run, clone))
+
+    living.at_every_round(monkeypatch, act)
+    report = tune(run, scheduler="random", n_trials=3, max_epochs=3, at_once=1)
+    assert "'net-2' is a name for trials of this search" in evidence.event_lines(run, "Answered")[0]["answer"]
+    assert {row.name: row.status for row in report.rows} == dict.fromkeys(("net-0", "net-1", "net-2"), "done")
+
+
 def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
     with pytest.raises(MemberError, match=r"the first 3 members failed in the same way(.|\n)*Fix it\. Then fresh=True"):
         tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)

@@ -1,6 +1,7 @@
 """Where in the stream members continue: from which checkpoint, in which stream epoch, and how far at most."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ __all__ = ["FINAL_STATUSES", "Positions"]
 
 FINAL_STATUSES = ("stopped", *FAILED_STATUSES)
 """Statuses of members that further epochs do not bring back."""
+OF_TRIAL = re.compile(r"-\d+(-s\d+)?$")
+"""End of the name of a trial: its number, and a rung from which it starts from scratch."""
 
 
 class Positions:
@@ -91,12 +94,17 @@ class Positions:
         return [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in self.study.names]
 
     def check_new(self, name: str) -> None:
-        """Raise StudyError if a member that the study now leaves out has trained under the name of a new member."""
+        """Raise StudyError if a member that the study now leaves out has trained under the name of a new member, or a trial may get it."""
         known = self.state.members.get(name)
         if known is not None and known.begun and name not in self.study.names:
             raise StudyError(
                 f"a member {name!r} has already trained in this run, but the run's study no longer contains it. "
                 "Restore it in the study, or give the new member another name."
+            )
+        stem = OF_TRIAL.sub("", name)
+        if stem != name and any(stem == OF_TRIAL.sub("", trial) for trial in self.state.proposed):
+            raise StudyError(
+                f"{name!r} is a name for trials of this search. Give the new member another name, without a number at its end."
             )
         self._check_folders([*self.study.names, name])
 
