@@ -86,9 +86,11 @@ class Objectives:
         if not isinstance(values, Sequence) or not all(
             isinstance(value, int | float) and value == value for value in values
         ):
+            listed = isinstance(values, list | tuple)
+            found = f"a list with {', '.join(map(describe_value, values))}" if listed else describe_value(values)
             raise StudyError(
-                f"constraints returned {describe_value(values)}; it must return a list of numbers, for example "
-                "[reached['seconds'] - 60]. A constraint is met if its number is at most 0."
+                f"constraints returned {found}; it must return a list of numbers, for example "
+                "[reached['seconds'] - 60]. A constraint is met if its number is at most 0. Return math.inf in place of nan for a violation."
             )
         return tuple(map(float, values))
 
