@@ -208,7 +208,7 @@ class OutOfMemory(Message):
     batch_norm: bool
     """Whether the member has BatchNorm; known only if it ran out of memory while it was measured."""
     freed: bool
-    """Whether samples kept on the device were freed meanwhile, so that the member may fit unchanged."""
+    """Whether samples or built members on the device were freed meanwhile, so that the member may fit unchanged."""
 
 
 class Broke(Message):

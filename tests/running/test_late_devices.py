@@ -57,9 +57,28 @@ def test_a_member_that_runs_out_of_memory_gets_smaller_steps(tmp_path: Path, mon
     monkeypatch.setenv("LATE_BYTES", str(4_500_000))
     report = argosy.train(study, directory=tmp_path, devices="late:0")
     assert {row.name: row.status for row in report.rows} == {"wide": "done", "small": "done"}
-    assert (tmp_path / "workers" / "late-0.log").read_text().count("late out of memory") == 1, (
+    # Once beside the other member, which is then given back, and once alone.
+    assert (tmp_path / "workers" / "late-0.log").read_text().count("late out of memory") == 2, (
         "a failed step kept memory"
     )
+
+
+def test_members_that_have_no_room_together_are_measured_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = [studies.member(f"m{width}", model=partial(Square, width)) for width in range(200, 206)]
+    # Room for one of them with its copies, gradients and momentum, but not beside five that are only built.
+    monkeypatch.setenv("LATE_BYTES", str(9 * 205 * 205 * 4))
+    study = studies.study(64, fleet=fleet, epochs=1)
+    report = argosy.train(study, directory=tmp_path, devices="late:0", launcher="inline", numerics="exact")
+    assert {row.status for row in report.rows} == {"done"}
+
+
+class Square(nn.Sequential):
+    """A network with more weights than activations."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(12, width), nn.Linear(width, width), nn.Linear(width, 10))
 
 
 class Wide(torch.utils.data.Dataset):

@@ -54,7 +54,7 @@ class Guard:
     _save_best: Callable[[str], list[Saved]]
     """Writes a member's best weights if they are in no file; returns the events to be journaled."""
     give_back: Callable[[str], bool]
-    """Frees the rows kept on the device after memory ran out; returns whether there were any."""
+    """Frees memory of the device after it ran out: built members that do not train yet, then kept rows; returns whether there were any."""
     _files: Descriptors = field(default_factory=Descriptors, init=False)
     careful: bool = field(default=False, init=False)
     """Whether to wait for the device after each piece of members' code, so that errors can be attributed to it."""
@@ -111,7 +111,7 @@ class Guard:
     def drop_unfit(self, name: str, detail: str, *, freed: bool = False) -> None:
         """Drop a member that does not fit; the driver decides where it continues, or with which micro-batches.
 
-        `freed` tells the driver that kept rows of samples used part of the memory and have been freed.
+        `freed` tells the driver that kept rows of samples, or built members, used part of the memory and have been freed.
         """
         built = self._drop(name)
         batch_norm = built is not None and has_batch_norm(built.model)

@@ -103,8 +103,8 @@ class Trainer:
         """Blocks of assignments that are not announced yet, each with the assignment's number; also blocks used for measurements."""
         self.at_hand: Block | None = None
         """The block whose steps a command has interrupted."""
-        folder, give_back = directory / "members", self.copies.resident.give_back
-        self.guard: Guard = Guard(name, backend, folder, emit, self._drop, self._save_best, give_back)
+        folder = directory / "members"
+        self.guard: Guard = Guard(name, backend, folder, emit, self._drop, self._save_best, self._give_back)
         self.trials: Trials = Trials(self._build, self.guard, emit, listen, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.instances: list[ProgramInstance] = []
@@ -280,13 +280,16 @@ class Trainer:
                     raise
                 detail = str(error)
             # Not in the handler, whose traceback keeps the copies alive.
-            if self.copies.resident.give_back(detail):
+            if self._give_back(detail):
                 continue
             if emptied:
                 largest = max(self.assigned, key=lambda name: weight_bytes(self.assigned[name].live))
                 self.guard.drop_unfit(largest, detail)
             self.backend.empty_cache()
             emptied = True
+
+    def _give_back(self, detail: str) -> bool:
+        return self.trials.give_back() or self.copies.resident.give_back(detail)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place

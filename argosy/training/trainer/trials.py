@@ -35,6 +35,10 @@ class Trials:
     """Built members that are not assigned yet."""
     left: bool = field(default=False, init=False)
     """Whether a command interrupted the measurements."""
+    _at_hand: str = field(default="", init=False)
+    """The member that is being built or measured."""
+    _crowded: bool = field(default=False, init=False)
+    """Whether built members have taken memory that one of them needed, so each is built just before it is measured."""
     _steps: Generator[None, None, Measured] | None = field(default=None, init=False)
     """Steps of the interrupted measurement."""
 
@@ -65,6 +69,14 @@ class Trials:
         if not assignment_of_its_own or not self.beside:
             self.wanted = None
 
+    def give_back(self) -> bool:
+        """Drop built members except the one at hand, after memory ran out; returns whether there were any. They are built again when needed."""
+        others = self.built.keys() - {self._at_hand}
+        for name in others:
+            del self.built[name]
+        self._crowded |= bool(others)
+        return bool(others)
+
     def take(self, name: str) -> LiveMember:
         """Return a built member, or build it."""
         return self.built.pop(name, None) or self.build(name)
@@ -82,25 +94,29 @@ class Trials:
         assert self.wanted is not None
         self._guarded.begin(careful=True)
         self.left = True
-        # All members are built before the first is measured. Otherwise their weights would be scattered over, and fragment, the
-        # memory that steps allocate and free.
+        # All members are built before the first is measured, if they have room. Otherwise their weights would be scattered over, and
+        # fragment, the memory that steps allocate and free.
         for name in self.wanted.members:
-            if name not in self.built:
+            if name not in self.built and not self._crowded:
                 self._prepare(name, self.wanted)
                 if self._listen():
                     return False
         while self.wanted.members:
             name = self.wanted.members[0]
+            if name not in self.built:
+                self._prepare(name, self.wanted)
+                continue
             measured = self._measure(name, self.wanted, block, validated=validated)
             if self._steps is not None:
                 return False
             if measured is not None:
                 self._emit(measured)
             self._done_with(name)
-        self.left, self.wanted = False, None
+        self.left, self.wanted, self._at_hand = False, None, ""
         return True
 
     def _prepare(self, name: str, command: Measure) -> None:
+        self._at_hand = name
         live = self._guarded(name, partial(self.build, name), again=True)
         if live is None:
             self._done_with(name)
@@ -126,6 +142,7 @@ class Trials:
             with check_settings_kept(name):
                 return self._resume(under_way)
 
+        self._at_hand = name
         with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), hide_step_warning():
             measured: Measured | None = self._guarded(name, steps, again=True)
         return measured
