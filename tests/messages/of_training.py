@@ -17,7 +17,7 @@ import argosy
 from argosy.stream.blocks import Place
 from argosy.training.device import forks
 from argosy.training.device.copies import DeviceCopies
-from argosy.training.device.devices import open_backend
+from argosy.training.device.devices import Cpu, open_backend
 from argosy.training.member import checkpoint
 from argosy.training.member.precision import MIN_SCALE, LossScale
 from argosy.training.trainer import watch
@@ -90,6 +90,26 @@ def forked(patch: pytest.MonkeyPatch) -> None:
     forks.check_not_forked("cuda:0")
 
 
+def on_a_full_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Train where another process holds all memory of the device."""
+
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    patch.setattr(Cpu, "open", refuse)
+    trained(studies.member("mlp"))
+
+
+def on_a_small_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Train where not even samples have room."""
+
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    patch.setattr(DeviceCopies, "start", refuse)
+    trained(studies.member("mlp"))
+
+
 def packed() -> None:
     """Load an archive of compressed zeros."""
     path = Path("e0001.pt")
@@ -120,4 +140,6 @@ CASES = {
         overflowed=True
     ),
     "a GPU that was used before a fork": forked,
+    "a GPU whose memory is used by other processes": on_a_full_gpu,
+    "a GPU without memory for a block of samples": on_a_small_gpu,
 }

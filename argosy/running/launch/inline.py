@@ -137,7 +137,8 @@ class InlineWorkers:
             layouts = {split: source.layout for split, source in feeder.sources.items()}
             self.trainers[worker].set_splits(feeder.course.lengths, layouts, feeder.orders.shards)
         elif isinstance(command, Exit):
-            self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
+            if worker in self.trainers:  # its device may not have opened
+                self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
             self.said.append((worker, Lost(detail="it was told to exit")))
         else:
             self.trainers[worker].obey(command)

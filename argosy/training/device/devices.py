@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from argosy.errors import PlanError
+from argosy.errors import PlanError, WorkerError
 from argosy.errors.system import files_refused, resources_refused
+from argosy.errors.traces import first_line
 from argosy.training.device.cuda import Unpin, pin
 from argosy.training.device.forks import check_not_forked
 from argosy.training.device.heap import give_back_memory
@@ -39,6 +40,7 @@ __all__ = [
     "memory_left",
     "wait_for_memory",
     "is_out_of_memory",
+    "no_room",
     "is_poisoned",
 ]
 
@@ -410,9 +412,14 @@ def _is_known(kind: str) -> bool:
 
 
 def open_backend(name: str) -> Backend:
-    """Open the device of a trainer's name; ``node1/cuda:0`` is ``cuda:0`` inside its node."""
+    """Open the device of a trainer's name; ``node1/cuda:0`` is ``cuda:0`` inside its node. Raises WorkerError."""
     inside = name.rpartition("/")[2]
-    return backend_class(inside.partition(":")[0]).open(inside)
+    try:
+        return backend_class(inside.partition(":")[0]).open(inside)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise no_room(name, "a trainer", "", error) from error
 
 
 def memory_left(backend: Backend, used: int) -> int:
@@ -427,6 +434,14 @@ def memory_left(backend: Backend, used: int) -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the host or a device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
+
+
+def no_room(name: str, what: str, remedy: str, error: BaseException) -> WorkerError:
+    """Return the error of a device without memory for a part of a run that no member can do without."""
+    return WorkerError(
+        f"{name} has no memory left for {what} ({first_line(error).rstrip('.')}). End other processes that use it, {remedy}or choose other "
+        "--devices; the same command resumes the run."
+    )
 
 
 def is_poisoned(backend: Backend) -> bool:

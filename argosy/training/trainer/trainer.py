@@ -44,7 +44,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
 from argosy.training.device.copies import DeviceCopies
-from argosy.training.device.devices import Backend, is_out_of_memory
+from argosy.training.device.devices import Backend, is_out_of_memory, no_room
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.building import build_member
 from argosy.training.member.files import Files, Saving
@@ -276,8 +276,12 @@ class Trainer:
             try:
                 return self.copies.start(block)
             except Exception as error:  # `Data.on_device` may run out of memory too
-                if not is_out_of_memory(error) or (emptied and not self.assigned):
+                if not is_out_of_memory(error):
                     raise
+                if emptied and not self.assigned:
+                    raise no_room(
+                        self.name, f"a block of {block.place.rows} samples", "lower --block-size ", error
+                    ) from error
                 detail = str(error)
             # Not in the handler, whose traceback keeps the copies alive.
             if self._give_back(detail):
