@@ -75,7 +75,8 @@ class Faults(ActingPart):
             self.carry_out.set_micro_batches(member.name, parts)
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
-            advice = f"Lower its batch_size{allow}."
+            smaller = "batch_size" if member.eval_batch_size is None else "batch_size and its eval_batch_size"
+            advice = f"Lower its {smaller}{allow}."
             self.carry_out.end(
                 member.name, "failed", f"out of memory even alone on {worker}: {message.detail}. {advice}"
             )
