@@ -92,7 +92,7 @@ def test_a_member_that_calls_sys_exit_ends_alone(tmp_path: Path) -> None:
     assert report.member("good").status == "done"
     assert sorted(f"{one.message}".partition(" (")[0].partition(". See")[0] for one in told) == [
         "member 'late' failed: SystemExit: usage: train.py --epochs N",
-        "member 'never' failed: SystemExit: 2",
+        "member 'never' failed: SystemExit: 2; raised by its model, exit",
     ]
 
 

@@ -17,6 +17,7 @@ from scipy import sparse
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
+from torch.optim.lr_scheduler import OneCycleLR
 
 import argosy
 from argosy.api import profile
@@ -948,7 +949,55 @@ def test_an_error_of_a_loss_says_what_it_was_given(tmp_path: Path) -> None:
     told = reason(tmp_path / "numbers", member(loss=nn.MSELoss(), model=partial(nn.Linear, 6, 5)))
     assert told.rstrip().endswith("; its network returns [16, 5] of float32, and targets are [16] of int64")
     told = reason(tmp_path / "twice", member(model=Twice))
-    assert told.rstrip().endswith("not tuple; its network returns an instance of tuple, and targets are [16] of int64")
+    assert told.rstrip().endswith(
+        "not tuple; its network returns ([16, 3] of float32, [16, 3] of float32), and targets are [16] of int64"
+    )
+
+
+NAMED: dict[str, tuple[dict[str, Any], str]] = {
+    "text as a rate": (
+        {"optimizer": partial(SGD, lr="0.1")},
+        "raised by its optimizer, SGD, which was given text as lr",
+    ),
+    "an unknown keyword": ({"optimizer": partial(SGD, rate=0.1)}, "raised by its optimizer, SGD"),
+    "a layer of text": (
+        {"model": partial(nn.Linear, 6, "5")},
+        "raised by its model, Linear, which was given text as out_features",
+    ),
+    "a schedule": (
+        {"schedule": partial(OneCycleLR, max_lr=0.1, total_steps="9")},
+        "raised by its schedule, OneCycleLR, which was given text as total_steps",
+    ),
+    "an augmentation of one sample": (
+        {"augment": lambda sample: sample.flip(-1)},
+        "raised by its augment of the batch ([16, 6] of float32, [16] of int64)",
+    ),
+    "a metric with one argument": (
+        {"metrics": {"right": lambda output: output}},
+        "raised by metric 'right' of outputs [16, 5] of float32 and targets [16] of int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_an_error_in_a_part_of_a_member_names_the_part_and_no_line_of_argosy(tmp_path: Path, case: str) -> None:
+    fields, named = NAMED[case]
+    told = reason(tmp_path, argosy.Member("net", **{"model": LINEAR, "optimizer": SGD, "batch_size": 16, **fields}))
+    assert told.rstrip().endswith(f"; {named}")
+    assert "argosy/training" not in told
+
+
+class Logarithms(nn.Sequential):
+    """A network that returns logarithms of probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 5), nn.LogSoftmax(dim=1))
+
+
+def test_a_negative_log_likelihood_takes_logarithms(tmp_path: Path) -> None:
+    told = reason(tmp_path / "logits", member(loss=nn.NLLLoss()))
+    assert "but its loss, NLLLoss, takes logarithms of probabilities, which are at most 0" in told
+    assert not reason(tmp_path / "taken", member(model=Logarithms, loss=nn.NLLLoss()))
 
 
 def flipped(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

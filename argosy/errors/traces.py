@@ -27,14 +27,14 @@ USER_ERRORS = (Exception, SystemExit)
 def trace_of(error: BaseException) -> str:
     """Return the message of an Argosy error; for other errors the traceback, without frames of Argosy and torch if there are others.
 
-    Where there are no others and torch has raised, its message alone: the code that is wrong is in no frame.
+    Where there are no others, and torch has raised or a note says what raised, its message alone: the code that is wrong is in no frame.
     """
     if isinstance(error, ArgosyError):
         return f"{type(error).__name__}: {error}"
     folders, trace = _folders("argosy", "torch"), traceback.TracebackException.from_exception(error)
     if trace.__cause__ is None and not any(_is_own(frame, folders) for frame in trace.stack):
         innermost = trace.stack[-1].filename if trace.stack else ""
-        if not innermost.startswith(_folders("argosy")):
+        if trace.__notes__ or not innermost.startswith(_folders("argosy")):
             return _in_one_line(trace.format_exception_only(), trace)
     link: traceback.TracebackException | None = trace
     while link is not None:

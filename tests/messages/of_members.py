@@ -205,6 +205,7 @@ CASES = {
         step=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ),
     "a loss that sums over the samples": lambda: tried(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "a negative log-likelihood of outputs that are no logarithms": lambda: tried(loss=nn.NLLLoss()),
     "a loss that compares each sample with all others": lambda: tried(
         loss=lambda output, target: torch.cdist(output, output)
     ),

@@ -179,7 +179,7 @@ def _try_loss(trial: Solo, block: Block) -> bool:
     batch = ShownBatch(block, trial.live.usual_batch)
     with trial.active():
         if trial.live.member.augment:
-            data = trial.live.member.augment(batch.data)
+            data = trial.augmented(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
             return trial.try_loss(batch.data, batch.rows, make_batch(block.leaves, block.tree))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -52,6 +52,13 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
     loss = member.loss
     if loss is None:
         return False
+    of_probabilities = isinstance(loss, nn.NLLLoss) or loss is nn.functional.nll_loss
+    if of_probabilities and isinstance(output, Tensor) and bool((output > TOLERANCE).any()):
+        raise StudyError(
+            f"member {member.name!r}: its network returns {float(output.max()):.3g}, but its loss, NLLLoss, takes logarithms of "
+            "probabilities, which are at most 0. Use the default loss or nn.CrossEntropyLoss(), or end the network with "
+            "nn.LogSoftmax(dim=1)."
+        )
     arguments = member, "loss", lambda pair: loss(*pair), (output, target), rows
     check_pairs(*arguments)
     known = _check_sum(*arguments)

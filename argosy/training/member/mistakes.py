@@ -14,7 +14,7 @@ from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.checks import takes_classes
 
-__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "format_tensor"]
+__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "format_given", "format_tensor"]
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
@@ -71,8 +71,7 @@ def _channels_last(module: nn.Module, inputs: Tensor) -> str:
 
 def explain_loss(member: Member, output: Any, target: Any, error: Exception) -> None:
     """Raise StudyError if a loss raised because its targets do not fit the outputs; else note what it was given."""
-    given = [format_tensor(it) if isinstance(it, Tensor) else describe_value(it) for it in (output, target)]
-    error.add_note(f"its network returns {given[0]}, and targets are {given[1]}")
+    error.add_note(f"its network returns {format_given(output)}, and targets are {format_given(target)}")
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     described = f"member {member.name!r}: its network returns {format_tensor(output)}, targets are {format_tensor(target)}, and its loss"
@@ -109,6 +108,13 @@ def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
     if tuple(output[: len(target)]) == tuple(target) and math.prod(output[len(target) :]) == 1:
         return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or return x.flatten() from the network"
     return "target.reshape_as(output)"
+
+
+def format_given(value: Any) -> str:
+    """Return what a function was given in short: a tensor by `format_tensor`, a tuple or list as its elements, another value by its type."""
+    if isinstance(value, tuple | list) and len(value) < 5:
+        return f"({', '.join(map(format_given, value))})"
+    return format_tensor(value) if isinstance(value, Tensor) else describe_value(value)
 
 
 def format_tensor(tensor: Tensor) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from argosy.errors import StudyError
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member, accuracy
@@ -25,6 +26,7 @@ from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.moved import copy_held
 from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
+from argosy.training.member.mistakes import format_given
 from argosy.training.member.tally import Tally, batch_total, to_float64
 
 __all__ = ["Validation", "is_state", "makes_states", "new_state"]
@@ -180,6 +182,11 @@ class Validation:
                 raise
             self._lacking.add(name)
             return value
+        except USER_ERRORS as error:
+            error.add_note(
+                f"raised by metric {name!r} of outputs {format_given(output)} and targets {format_given(target)}"
+            )
+            raise
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from argosy.errors import StudyError
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
@@ -31,7 +32,7 @@ from argosy.training.member.checks import (
 from argosy.training.member.copied import moded_optimizers_of
 from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import LiveMember
-from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
+from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss, format_given
 from argosy.training.member.precision import LossScale, autocast, widen_losses
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
@@ -280,7 +281,11 @@ class Solo:
     def augmented(self, data: Any) -> Any:
         """Return the samples as the member augments them for a step."""
         augment = self.live.member.augment
-        return augment(data) if augment else data
+        try:
+            return augment(data) if augment else data
+        except USER_ERRORS as error:
+            error.add_note(f"raised by its augment of the batch {format_given(data)}")
+            raise
 
     def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
         """Run the backward pass as `gradients` does, on samples that are already augmented."""
