@@ -1,5 +1,6 @@
 """Tests that invalid members, data, studies and grids are refused in one sentence when they are made."""
 
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -338,6 +339,20 @@ def test_a_study_file_with_the_name_of_a_module_is_refused_and_hides_nothing(tmp
             load_study(tmp_path / f"{name}.py")
         assert sys.modules.get(name) is known
         assert sys.path == path
+
+
+def test_functions_of_a_study_file_are_sent_by_value_also_while_it_is_read(tmp_path: Path) -> None:
+    """As by a file that calls `argosy.train` itself: workers that imported it would train too."""
+    lines = (
+        "import argosy, studies, cloudpickle",
+        "def mine(): return 3",
+        "sent = cloudpickle.dumps(mine)",
+        "study = studies.study()",
+    )
+    (tmp_path / "trains_itself.py").write_text("\n".join(lines))
+    load_study(tmp_path / "trains_itself.py")
+    sent = sys.modules.pop("trains_itself").sent
+    assert pickle.loads(sent)() == 3
 
 
 def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays_is_taken() -> None:

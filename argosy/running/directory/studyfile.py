@@ -58,10 +58,10 @@ def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> An
         sys.path.append(str(folder))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    # Workers get the file's definitions pickled by value, so that no process runs the file again. Before it is run, because it may train.
+    cloudpickle.register_pickle_by_value(module)
     with _running_as_script(path):
         spec.loader.exec_module(module)
-    # Workers get the file's definitions pickled by value, so that no process runs the file again.
-    cloudpickle.register_pickle_by_value(module)
     value = getattr(module, name, None)
     if not isinstance(value, kind):
         kind_found = "none" if value is None else type(value).__name__
