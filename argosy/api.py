@@ -385,8 +385,7 @@ def forecast_cluster(
     Profiles carried from one of its devices are better than those measured here; the forecast says which they are.
     """
     settings = settings or Settings()
-    # With profiles only preparation has to be measured, and no groups of devices.
-    costs = profile(study, settings=settings, launcher=launcher, node_devices=None if profiles else 4)
+    Cluster.parse(cluster)  # refused before members are measured
     names = {member.name for member in study.members}
     carried = [known for known in profiles or () if known.member in names]
     if profiles is not None and len(carried) < len(names):
@@ -394,6 +393,8 @@ def forecast_cluster(
         raise PlanError(
             f"the profiles do not include {', '.join(map(repr, missing))}. Measure all members with `argosy profile`."
         )
+    # With profiles only preparation has to be measured, and no groups of devices.
+    costs = profile(study, settings=settings, launcher=launcher, node_devices=None if profiles else 4)
     core = costs.preparation_seconds_per_sample
     most = usable_cores()
     rates = tuple((cores, cores / core) for cores in sorted({1, most})) if core else ()

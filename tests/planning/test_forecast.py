@@ -6,7 +6,10 @@ from pathlib import Path
 
 import forked
 import pytest
+import studies
 
+import argosy
+from argosy.api import forecast_cluster
 from argosy.cli.simulated import read_networks
 from argosy.errors import PlanError
 from argosy.planning.forecast import forecast
@@ -131,6 +134,11 @@ def test_blank_lines_of_tables_are_passed_over(tables: Path) -> None:
 
 def test_a_step_may_need_no_memory_besides_the_models(tables: Path) -> None:
     assert simulate(tables, "networks.csv", "--policy", "solo", "--activation-gb", "0").returncode == 0
+
+
+def test_a_cluster_that_cannot_be_read_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(PlanError, match="cannot read the cluster '2x4'"):
+        forecast_cluster(studies.study(data=argosy.Data(train=pytest.fail)), "2x4")
 
 
 def test_a_plan_for_a_cluster_shows_shared_devices_and_split_members() -> None:

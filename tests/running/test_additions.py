@@ -360,7 +360,10 @@ def test_a_command_to_a_run_that_ends_says_so_and_leaves_nothing(
 ) -> None:
     study = studies.study(90, fleet=[studies.member("m")], epochs=1)
     argosy.train(study, directory=tmp_path, launcher="inline")
-    with pytest.raises(RunError, match="has ended \\(done\\)\\. Start it again before you send it a request"):
+    with pytest.raises(
+        RunError,
+        match="has ended \\(done\\)\\. To train more members, write them into its study file, and start it again",
+    ):
         inbox.send_commands(tmp_path, {"command": "stop", "member": "m"})
     (tmp_path / "more.py").write_text("")
     works = iter([True, True, False])

@@ -76,7 +76,11 @@ def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
     ended = RunState.of(read_journal(directory)).ended
     if not has_driver(directory):
         how = f"has ended ({ended.status})" if ended is not None else "was interrupted and has no driver"
-        raise RunError(f"the run in {directory} {how}. Start it again before you send it a request.")
+        is_done = ended is not None and ended.status == "done"
+        then = "To train more members, write them into its study file, and start it" if is_done else "Start it"
+        raise RunError(
+            f"the run in {directory} {how}. {then} again{'' if is_done else ' before you send it a request'}."
+        )
     check_directory(directory)  # otherwise its driver ignores the commands
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
