@@ -38,8 +38,8 @@ from argosy.ensembling.predict import (
 )
 from argosy.ensembling.preparing import Prepared, device_of, prepares_itself
 from argosy.ensembling.select import How
-from argosy.errors import CheckpointError, RunError
-from argosy.errors.checks import check_choice
+from argosy.errors import CheckpointError, RunError, StudyError
+from argosy.errors.checks import check_choice, describe_value
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
@@ -111,6 +111,7 @@ class Trained:
         Raises RunError if no samples are given and the study has no validation data, and StudyError for samples that raise and are not skipped.
         """
         study = self.known_study()
+        _check_module("predict", network)
         if samples is None and not study.data.has_val:
             raise RunError(
                 f"the study of {self.directory} has no validation data to predict. Pass samples, for example "
@@ -255,6 +256,7 @@ class Trained:
         check_format(format, push_to_hub=push_to_hub)
         study = self.known_study()
         if row is None:
+            _check_module("export", network)
             whole = copy_network(network)
         else:
             whole, at = self._load_best(row.name)
@@ -312,6 +314,14 @@ class Trained:
                 f"argosy.load(directory, study={of})."
             )
         return self.study
+
+
+def _check_module(method: str, network: Any) -> None:
+    if not isinstance(network, nn.Module):
+        raise StudyError(
+            f"report.{method}: network is {describe_value(network)}; it must be the name of a member or a torch.nn.Module. For several "
+            "members, pass report.ensemble(members=[...])."
+        )
 
 
 def _result_at(row: MemberResult, at: tuple[int, int]) -> MemberResult:

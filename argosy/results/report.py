@@ -261,6 +261,8 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
+        if isinstance(members, str | MemberResult):
+            members = [members]
         known = [*filter(self._has_number, self.rows)]
         if members is not None:
             wanted = [self._row(one).name if isinstance(one, MemberResult) else one for one in members]

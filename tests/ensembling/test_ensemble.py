@@ -306,7 +306,7 @@ def test_a_member_without_a_number_as_its_objective_is_in_an_ensemble_only_where
         report.ensemble(top=2)
     with pytest.raises(RunError, match="one or more members, but only 0 of"):
         report.ensemble(members=["bad"])
-    found = report.ensemble(members=["undefined"])
+    found = report.ensemble(members="undefined")
     assert (found.names, found.scores[0]["accuracy"]) == (("undefined",), 0.0)
 
 
