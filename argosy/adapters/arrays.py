@@ -57,6 +57,11 @@ class Fitted:
     def _outputs(self, X: Any) -> Tensor:
         self._check_names(X)
         inputs, known = _tensor(_numbers(X)), self.report.networks().known_study().data.arrays[0]
+        if inputs.dim() != known.dim():
+            raise StudyError(
+                f"X has shape {list(inputs.shape)}, but each sample of the X of argosy.fit has {list(known.shape[1:])}. Pass one row per "
+                "sample; a single sample is X[None]."
+            )
         if known.is_floating_point():  # a few rows may be whole numbers by chance
             inputs = inputs.to(known.dtype)
         outputs: Tensor = self.report.predict((inputs,), self.network)

@@ -261,6 +261,7 @@ CASES = {
     "argosy.fit of a table with missing values": lambda: fitted(
         np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)
     ),
+    "a prediction of a fit for a single sample": lambda: fitted(ARRAYS[0]).predict(ARRAYS[0][0]),
     "argosy.fit with all samples held out": lambda: fitted(validation=1.0),
     "a table whose columns are in a different order than in argosy.fit": another_order,
     "probabilities of a regression": lambda: fitted().predict_proba(ARRAYS[0]),
