@@ -90,6 +90,10 @@ class Stop(ABC):
         """History columns that the rule reads and that some members may not report."""
         return frozenset()
 
+    def __bool__(self) -> bool:
+        """Refuse ``or`` and ``and``, which Python would answer with one of the rules alone."""
+        raise StudyError(f"{self!r} was combined by `or`, `and` or `not`, which would leave out a rule. Use | or &.")
+
     def __or__(self, other: "Stop") -> "Stop":
         return Either(self, other)
 

@@ -1,6 +1,7 @@
 """Tests that stopping rules keep their promises whatever a member's history is, and refuse invalid values."""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -175,3 +176,9 @@ def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_made(name: str) -> No
     with pytest.raises(StudyError) as error:
         make()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("combine", [lambda a, b: a or b, lambda a, b: a and b, lambda a, b: not a])
+def test_words_of_python_do_not_combine_rules(combine: Callable[[Stop, Stop], object]) -> None:
+    with pytest.raises(StudyError, match=r"MaxEpochs\(epochs=3\) was combined by `or`, .* Use \| or &"):
+        combine(MaxEpochs(3), MaxSteps(4))

@@ -114,7 +114,7 @@ def fit(
             arrays=_take_rows(arrays, ~held_out), val_arrays=_take_rows(arrays, held_out) if held_out.any() else None
         ),
         members=[members] if isinstance(members, Member) else members,
-        stop=stop or MaxEpochs(10),
+        stop=MaxEpochs(10) if stop is None else stop,
         seed=seed,
     )
     settings = {"quiet": True, **settings}

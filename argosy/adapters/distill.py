@@ -112,7 +112,13 @@ def distill(
         _check_mixable(few_inputs(study, prepared=True))
     beside = _alone(teacher) if mix else None
     students = [_student(member, loss, beside) for member in members]
-    return replace(study, data=_with_answers(data, answers), members=students, stop=stop or study.stop, ensemble=None)
+    return replace(
+        study,
+        data=_with_answers(data, answers),
+        members=students,
+        stop=study.stop if stop is None else stop,
+        ensemble=None,
+    )
 
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:

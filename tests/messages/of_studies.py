@@ -217,6 +217,7 @@ CASES = {
     "a stopping rule for a misspelt metric": lambda: argosy.Plateau("val_acuracy", patience=3),
     "a stopping rule that returns whether to stop": lambda: trained(studies.member("mlp"), stop=Flag()),
     "a stopping rule that counts sections by itself": lambda: trained(studies.member("mlp"), stop=Counting()),
+    "rules combined by a word of Python": lambda: argosy.MaxEpochs(9) or argosy.Plateau("val_loss"),
     "MaxEpochs of 0": lambda: argosy.MaxEpochs(0),
     "a stopping rule for a metric that the history lacks": lambda: argosy.Target("f1", 0.9).reason([{"val_loss": 0.5}]),
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),

@@ -102,7 +102,9 @@ class Trial:
     def first_ended(self, here: Sequence[MemberState]) -> MemberState | None:
         """Return the first member that ended by its own stopping rule; the others end after the same section."""
         rules = zip(self.members, here, strict=True)
-        ended = (one for member, one in rules if member.stop and member.stop.reason(one.history) is not None)
+        ended = (
+            one for member, one in rules if member.stop is not None and member.stop.reason(one.history) is not None
+        )
         return min(ended, key=lambda one: len(one.history), default=None)
 
 
