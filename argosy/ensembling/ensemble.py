@@ -21,7 +21,7 @@ from argosy.ensembling.combining import (
 )
 from argosy.ensembling.opening import network_with_weights
 from argosy.ensembling.preparing import InputPreparation, Preparing
-from argosy.errors import RunError
+from argosy.errors import RunError, StudyError
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member
 from argosy.training.member import checkpoint
@@ -86,6 +86,8 @@ class Ensemble(Preparing):
     def quantiles(self, inputs: Any, shares: Sequence[float]) -> Any:
         """Return, for each share, the smallest number at or below which that share of the weight lies, ``[shares, B, …]``; the numbers are
         those of `variance`."""
+        if not all(0 <= share <= 1 for share in shares):
+            raise StudyError(f"quantiles: shares is {list(shares)}; each must be from 0 to 1. Pass 0.9 for 90 %.")
         return self._each_output(
             inputs, lambda output_MB, how: quantiles(self._terms(output_MB, how), self.weights, shares)
         )

@@ -318,6 +318,7 @@ CASES = {
     "a prediction for samples that need a frozen network first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction by a list of members": lambda: report(member()).predict(ROWS, ["mlp"]),
     "an export of a list of members": lambda: report(member()).export("exported", ["mlp"]),
+    "quantiles in percent": lambda: report(member()).ensemble().quantiles(torch.zeros(2, 12), [10, 90]),
     "a prediction for a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction for a list of samples": lambda: report(member()).predict([*ROWS]),
     "a prediction for a DataLoader": lambda: report(member()).predict(DataLoader(TensorDataset(torch.zeros(3, 12)), 4)),
