@@ -130,8 +130,6 @@ def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(
     ):
         train(tmp_path / "like", study("x", "y", "z"), like=str(tmp_path / "run"))
     assert chosen(tmp_path / "like") == [([3], True)]
-    notes = json.loads((tmp_path / "like" / "plan.json").read_text())["notes"]
-    assert f"x, y, z: not in {tmp_path / 'run'}, so their programs are chosen as usual" in notes
 
 
 def test_split_members_have_the_shares_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

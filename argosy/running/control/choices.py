@@ -84,13 +84,6 @@ class Choices:
             )
         return cls(settings, cluster, own, like, work_of)
 
-    def notes_on_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return a note on members that the run to be reproduced does not have, if there are any."""
-        missing = [] if self._like is None else [name for name in names if name not in self._like.members]
-        if not missing:
-            return ()
-        return (f"{', '.join(missing)}: not in {self._like_name}, so their programs are chosen as usual",)
-
     def warn_if_none_is_known(self, names: Collection[str]) -> None:
         """Warn if the run to be reproduced has none of these members, as when it is another study's."""
         if self._like is not None and names and self._like.members.keys().isdisjoint(names):

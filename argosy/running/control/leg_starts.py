@@ -98,8 +98,7 @@ class LegStarts(ActingPart):
         with self.predictions.time_planning():
             self._foresee(situation)
             planned = self.planner.launch(situation, tuple(self.splits.values()))
-        notes = *run.cost_table.notes, *run.choices.notes_on_unknown(profile.member for profile in profiles)
-        return replace(planned, notes=notes)
+        return replace(planned, notes=run.cost_table.notes)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan, tell ``balanced`` how far all members train, if none may end sooner or join later."""
