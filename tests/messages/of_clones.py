@@ -96,7 +96,6 @@ def attached(changes: dict[str, Any]) -> None:
 
 CASES = {
     "a clone without changes": lambda: cloned(),
-    "a clone with the same values as its source": lambda: cloned(optimizer__lr=0.1),
     "a clone with an unknown hyper-parameter": lambda: cloned(optimizer__rate=0.1),
     "a clone with a string instead of a number": lambda: cloned(optimizer__lr="fast"),
     "a warm clone with a different batch size": lambda: cloned(warm=True, batch_size=10),

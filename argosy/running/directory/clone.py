@@ -61,11 +61,6 @@ class Clone:
             part, _, key = name.partition(".")
             new: Any = rebind(getattr(changed, part), key, value) if key else value
             changed = replace(changed, **cast(Any, {part: new}))
-        if changed.hyperparameters == source.hyperparameters:
-            raise StudyError(
-                f"{self.name!r} would be identical to {source.name!r}, which already has these values. Set a "
-                "different value."
-            )
         return replace(changed, name=self.name, repetition=None)
 
 
