@@ -36,17 +36,6 @@ def gather_alike(flotilla: Flotilla, profiles: Sequence[Profile], devices: Seque
     return flotilla
 
 
-def _split_units(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
-    """Return the flotilla with units replaced by their members."""
-    return Flotilla(
-        placements=tuple(
-            Placement.whole(profile, placement.devices[0])
-            for placement in flotilla.placements
-            for profile in units[placement.member]
-        )
-    )
-
-
 def _group_by_kind(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
     """Group the members by `Profile.alike`; a member without it forms its own group."""
     kinds: dict[str, list[Profile]] = defaultdict(list)
