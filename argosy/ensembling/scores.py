@@ -7,7 +7,7 @@ from torch import Tensor
 
 from argosy.errors import RunError
 
-__all__ = ["class_scores", "disagreement", "number_scores", "scores_of_classes", "scores_of_numbers"]
+__all__ = ["class_scores", "disagreement", "scores_of_classes", "scores_of_numbers"]
 
 BINS = 15
 """Number of equally wide bins of confidence, as in Guo et al. 2017."""
@@ -29,7 +29,13 @@ def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
             f"{list(target_N.shape)}; it needs [samples, classes] and one class number per sample. For a column of "
             "targets, pass target.flatten()."
         )
-    _check_predicted("class_scores", probabilities_NC)
+    nan_N = probabilities_NC.isnan().any(dim=1)
+    if lacking := int(nan_N.sum()):
+        raise RunError(
+            f"class_scores was given {lacking:,} of {len(nan_N):,} rows with NaN: samples that no network has "
+            "predicted, or a network that diverged. Remove these rows from both, predicted[known] and target[known], "
+            "and report how many they are."
+        )
     sums_N = probabilities_NC.double().sum(dim=1)
     if wrong := int(((sums_N - 1).abs() > SUM_OFF).sum()):
         raise RunError(
@@ -43,22 +49,6 @@ def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
             f"0 to {classes - 1}. Number classes from 0, like the study's targets, and remove rows without a class."
         )
     return scores_of_classes(probabilities_NC, target_N.long())
-
-
-def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
-    """Return the root mean squared error and the mean absolute error.
-
-    Raises RunError if the shapes differ, and for rows with NaN.
-    """
-    target_N = torch.as_tensor(target_N)
-    if predicted_N.shape != target_N.shape:
-        raise RunError(
-            f"number_scores was given predictions of shape {list(predicted_N.shape)} and targets of shape "
-            f"{list(target_N.shape)}; it needs one shape for both. If the network returns a column, pass "
-            "target.unsqueeze(1)."
-        )
-    _check_predicted("number_scores", predicted_N)
-    return scores_of_numbers(predicted_N, target_N)
 
 
 def scores_of_classes(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, float]:
@@ -76,7 +66,7 @@ def scores_of_classes(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, f
 
 
 def scores_of_numbers(predicted_N: Tensor, target_N: Tensor) -> dict[str, float]:
-    """Return `number_scores` without its checks."""
+    """Return the root mean squared error and the mean absolute error."""
     errors_N = predicted_N.double() - target_N.double()
     return {"rmse": errors_N.pow(2).mean().sqrt().item(), "mae": errors_N.abs().mean().item()}
 
@@ -97,14 +87,3 @@ def _calibration_error(confidence_N: Tensor, right_N: Tensor) -> float:
     bins_N = (confidence_N * BINS).ceil().long().clamp(1, BINS) - 1
     excess = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins_N, confidence_N - right_N)
     return (excess.abs().sum() / len(confidence_N)).item()
-
-
-def _check_predicted(function: str, predicted_N: Tensor) -> None:
-    """Raise RunError if a prediction contains NaN."""
-    nan_N = predicted_N.isnan().flatten(1).any(dim=1) if predicted_N.dim() > 1 else predicted_N.isnan()
-    if lacking := int(nan_N.sum()):
-        raise RunError(
-            f"{function} was given {lacking:,} of {len(nan_N):,} rows with NaN: samples that no network has "
-            "predicted, or a network that diverged. Remove these rows from both, predicted[known] and target[known], "
-            "and report how many they are."
-        )

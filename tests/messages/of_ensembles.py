@@ -22,7 +22,7 @@ from argosy.ensembling import predict
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import check_classes_first
 from argosy.ensembling.predict import Predicted
-from argosy.ensembling.scores import class_scores, number_scores
+from argosy.ensembling.scores import class_scores
 from argosy.results.member import MemberResult
 from messages.of_studies import VALIDATED, trained
 
@@ -286,11 +286,10 @@ CASES = {
     ),
     "class_scores of a column of targets": lambda: class_scores(torch.ones(40, 1), np.zeros((40, 1))),
     "class_scores of logits": lambda: class_scores(torch.zeros(40, 10), np.zeros(40)),
+    "class_scores of samples without a prediction": lambda: class_scores(torch.full((40, 10), torch.nan), np.zeros(40)),
     "class_scores of classes that are numbered from 1": lambda: class_scores(
         torch.full((40, 2), 0.5), np.arange(40) % 2 + 1
     ),
-    "number_scores of a column of predictions": lambda: number_scores(torch.zeros(40, 1), np.zeros(40)),
-    "number_scores of samples without a prediction": lambda: number_scores(torch.full((40,), torch.nan), np.zeros(40)),
     "an ensemble of numbers with temperatures": lambda: report().ensemble(combine="mean", calibrate=True),
     "a prediction by a member of another run": lambda: report().predict(ROWS, elsewhere()),
     "an ensemble with both top= and members=": lambda: report().ensemble(top=2, members=["mlp"]),
