@@ -247,6 +247,7 @@ OTHERS: dict[str, Any] = {
     "an activation last": lambda: nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.ReLU()),
     "norms": partial(mlp, (24,), nn.LayerNorm(24)),
     "no layer": nn.Flatten,
+    "scripted": lambda: torch.jit.script(mlp((24,), nn.ReLU())),
 }
 
 
@@ -255,6 +256,7 @@ def _shadowed(model: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
 def test_other_networks_have_no_such_layers(model: Any) -> None:
     assert layers_of(model()) is None

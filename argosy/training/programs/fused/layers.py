@@ -74,9 +74,10 @@ class Layers:
 
 def modules_in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls, in order."""
-    in_order = type(module).forward is nn.Sequential.forward and not _overrides_forward(module)
-    if isinstance(module, nn.Sequential) and in_order:
-        for part in module:
+    # The class of a ScriptModule has no `forward` that can be read.
+    sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    if sequential and not _overrides_forward(module):
+        for part in module.children():
             yield from modules_in_order(part)
     else:
         yield module
