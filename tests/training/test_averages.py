@@ -21,7 +21,7 @@ from packs import ResNet, Transformer, convnet, mlp
 from test_graphed import DEVICES
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 import argosy
@@ -120,7 +120,7 @@ def test_it_is_torchs_averaged_model_bit_for_bit(rule: str, model: Any) -> None:
 
 
 def frozen_at_first() -> nn.Module:
-    """Return a network whose first layer is frozen until a step unfreezes it, with a frozen mask that holds -inf."""
+    """Return a network whose first layer is frozen until a step or schedule unfreezes it, with a frozen mask that holds -inf."""
     model = mlp()
     model[0].requires_grad_(requires_grad=False)
     model.steps = nn.Parameter(torch.tensor(0.0), requires_grad=False)
@@ -137,9 +137,25 @@ def thawing(model: Any, batch: Any) -> Any:
     return nn.functional.cross_entropy(outputs, batch[1]), outputs, batch[1]
 
 
+class Thawing(LRScheduler):
+    """A schedule that unfreezes the first layer after five steps."""
+
+    def get_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        for weight in self.optimizer.param_groups[0]["params"]:
+            if self.last_epoch > 5 and weight.dim() and len(weight) == 12:
+                weight.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    "by", [{"step": thawing}, {"schedule": Thawing, "schedule_per": "step"}], ids=["step", "schedule"]
+)
 @pytest.mark.parametrize("rule", RULES)
-def test_weights_that_a_step_thaws_are_in_it_as_in_torchs(rule: str) -> None:
-    live, torchs, _ = followed(member(model=frozen_at_first, step=thawing, average=RULES[rule]), 3)
+def test_weights_that_are_thawed_are_in_it_as_in_torchs(rule: str, by: dict[str, Any]) -> None:
+    live, torchs, _ = followed(member(model=frozen_at_first, average=RULES[rule], **by), 3)
     assert live.average is not None
     with live.average.held():
         found = {name: value.clone() for name, value in live.model.state_dict().items()}

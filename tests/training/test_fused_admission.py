@@ -14,7 +14,7 @@ from packs import admission, pack
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, StepLR
 
 from argosy.study import Member
 from argosy.training.choice.admission import PassedChecks, admit
@@ -57,6 +57,10 @@ ODD = {
         "differs in the weight '0.bias'",
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not from torch"),
+    "one that is chained": (
+        odd(schedule=lambda optimizer: ChainedScheduler([StepLR(optimizer, 1), lookahead(optimizer)])),
+        "its schedule Unfreezing is not from torch",
+    ),
     "compiled code": (odd(model=compiled), "'forward' of the network is compiled by torch.compile"),
     "weights in one memory": (
         odd(model=partial(aliased, nn.Parameter)),

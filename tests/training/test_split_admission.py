@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, ReduceLROnPlateau, StepLR
 
 from argosy.training.choice.split_check import why_not_split
 
@@ -25,6 +25,14 @@ def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest
     found = why_not_split(live, (x[:16], y[:16]), 16)
     assert packs.difference(before, packs.state(live)) == 0.0
     return found
+
+
+class Unfreezing(LambdaLR):
+    """A user-defined schedule."""
+
+
+def chained(optimizer: Any) -> ChainedScheduler:
+    return ChainedScheduler([StepLR(optimizer, 1), Unfreezing(optimizer, lambda epoch: 0.9)])
 
 
 def clamped() -> nn.Module:
@@ -122,6 +130,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"augment": Timed()}, "a step changes its augmentation"),
         ({"model": clamped}, "its weights have hooks"),
         ({"schedule": ReduceLROnPlateau}, "watches a metric"),
+        ({"schedule": chained}, "its schedule Unfreezing is not from torch"),
     ],
 )
 def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from argosy.bindings import bound_arguments, unwrap_partials
@@ -30,6 +31,7 @@ __all__ = [
     "moded_optimizers_of",
     "shared_data",
     "optimizers_of",
+    "own_schedule_of",
     "with_own_buffers",
     "with_own_callables",
     "ensure_own_memory",
@@ -227,6 +229,16 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     several = isinstance(optimizer, OwnOptimizers)
     inside = optimizer.by_name if several else optimizers_inside(optimizer)
     return ([] if several else [optimizer]) + [each for one in inside.values() for each in optimizers_of(one)]
+
+
+def own_schedule_of(schedule: Any) -> str:
+    """Return the class of a schedule, or of one that it chains, that is not from torch: it may change more than learning rates, such as which
+    weights are frozen. Empty if there is none."""
+    if schedule is None:
+        return ""
+    if not isinstance(schedule, LRScheduler) or type(schedule).__module__ != LRScheduler.__module__:
+        return type(schedule).__name__
+    return next(filter(None, map(own_schedule_of, getattr(schedule, "_schedulers", ()))), "")
 
 
 def moded_optimizers_of(optimizer: Any) -> list[Any]:

@@ -26,7 +26,14 @@ from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memor
 from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
 from argosy.training.member.checkpoint import move_tensors, tensors_at
-from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
+from argosy.training.member.copied import (
+    DATA_BYTES,
+    called_objects,
+    called_state,
+    copy_together,
+    is_plain_module,
+    own_schedule_of,
+)
 from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import (
     load_optimizer_state,
@@ -130,7 +137,8 @@ class LiveMember:
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
-        self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
+        thaws = self.member.step is not None or own_schedule_of(self.schedule) != ""
+        self.average = None if rule is None else RunningAverage(rule, self.model, thaws=thaws)
         self.weights = NetworkWeights(self.member.name, self.model, self.average, apart=self.backend.apart)
         self.best = BestWeights(self.weights)
         self.begin_validation()

@@ -16,10 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.optim.lr_scheduler import LRScheduler
 
 from argosy.readings import closure_variables
-from argosy.training.member.copied import moded_optimizers_of
+from argosy.training.member.copied import moded_optimizers_of, own_schedule_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
@@ -109,9 +108,8 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
         yield "its trained weights have several dtypes"
-    of_torch = isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
-    if schedule is not None and not of_torch:
-        yield f"its schedule {type(schedule).__name__} is not from torch, so it could change more than learning rates"
+    if own := own_schedule_of(schedule):
+        yield f"its schedule {own} is not from torch, so it could change more than learning rates"
     if live.private:
         yield "it writes into its input"
 
