@@ -25,6 +25,12 @@ def lookahead(optimizer: Any) -> Any:
     return Unfreezing(optimizer, lambda epoch: 0.9)
 
 
+def hooked(parameters: Any) -> SGD:
+    optimizer = SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: parameters[0].requires_grad_(requires_grad=False))
+    return optimizer
+
+
 class Unfreezing(LambdaLR):
     """A user-defined schedule."""
 
@@ -57,6 +63,7 @@ ODD = {
         "differs in the weight '0.bias'",
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not from torch"),
+    "an optimizer with a hook": (odd(optimizer=hooked), "a hook of its optimizer is not from torch"),
     "one that is chained": (
         odd(schedule=lambda optimizer: ChainedScheduler([StepLR(optimizer, 1), lookahead(optimizer)])),
         "its schedule Unfreezing is not from torch",

@@ -20,7 +20,7 @@ from argosy.stream.trees import flatten, map_leaves
 from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
-from argosy.training.member.copied import own_schedule_of
+from argosy.training.member.copied import may_thaw
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.fingerprint import has_hooks, token, watch_behaviour
@@ -38,10 +38,8 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
         return "its own step moves the weights, so each share would use only its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
         return "its schedule watches a metric, which only its first device would know"
-    if own := own_schedule_of(live.schedule):
-        return (
-            f"its schedule {own} is not from torch, so it could unfreeze weights, whose gradients would not be summed"
-        )
+    if own := may_thaw(live.optimizer, live.schedule):
+        return f"{own} is not from torch, so it could unfreeze weights, whose gradients would not be summed"
     if any(isinstance(module, _BatchNorm) for module in live.model.modules()):
         return "its BatchNorm would see the statistics of a share"
     if any(map(has_hooks, live.model.parameters())):

@@ -31,7 +31,7 @@ __all__ = [
     "moded_optimizers_of",
     "shared_data",
     "optimizers_of",
-    "own_schedule_of",
+    "may_thaw",
     "with_own_buffers",
     "with_own_callables",
     "ensure_own_memory",
@@ -231,14 +231,17 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     return ([] if several else [optimizer]) + [each for one in inside.values() for each in optimizers_of(one)]
 
 
-def own_schedule_of(schedule: Any) -> str:
-    """Return the class of a schedule, or of one that it chains, that is not from torch: it may change more than learning rates, such as which
-    weights are frozen. Empty if there is none."""
-    if schedule is None:
-        return ""
-    if not isinstance(schedule, LRScheduler) or type(schedule).__module__ != LRScheduler.__module__:
-        return type(schedule).__name__
-    return next(filter(None, map(own_schedule_of, getattr(schedule, "_schedulers", ()))), "")
+def may_thaw(optimizer: Any, schedule: Any) -> str:
+    """Return what is not torch's and called after steps, where it may freeze or unfreeze weights: a hook of the optimizer, or a schedule, also
+    one inside of a torch schedule. Empty if there is none."""
+    if any(one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks for one in optimizers_of(optimizer)):
+        return "a hook of its optimizer"
+    pending = [] if schedule is None else [schedule]
+    for one in pending:
+        if not isinstance(one, LRScheduler) or type(one).__module__ != LRScheduler.__module__:
+            return f"its schedule {type(one).__name__}"
+        pending += getattr(one, "_schedulers", ())
+    return ""
 
 
 def moded_optimizers_of(optimizer: Any) -> list[Any]:

@@ -32,7 +32,7 @@ from argosy.training.member.copied import (
     called_state,
     copy_together,
     is_plain_module,
-    own_schedule_of,
+    may_thaw,
 )
 from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import (
@@ -137,7 +137,7 @@ class LiveMember:
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
-        thaws = self.member.step is not None or own_schedule_of(self.schedule) != ""
+        thaws = self.member.step is not None or may_thaw(self.optimizer, self.schedule) != ""
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=thaws)
         self.weights = NetworkWeights(self.member.name, self.model, self.average, apart=self.backend.apart)
         self.best = BestWeights(self.weights)

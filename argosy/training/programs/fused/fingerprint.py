@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from argosy.readings import closure_variables
-from argosy.training.member.copied import moded_optimizers_of, own_schedule_of
+from argosy.training.member.copied import may_thaw, moded_optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
@@ -108,8 +108,8 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
         yield "its trained weights have several dtypes"
-    if own := own_schedule_of(schedule):
-        yield f"its schedule {own} is not from torch, so it could change more than learning rates"
+    if own := may_thaw(optimizer, schedule):
+        yield f"{own} is not from torch, so it could freeze or unfreeze weights"
     if live.private:
         yield "it writes into its input"
 
