@@ -78,6 +78,10 @@ class Layout:
                 f"is {sample!r}, without any tensor or number. Return (input, target), or the values that your "
                 "step takes."
             )
+        if any(leaf.is_nested for leaf in leaves):
+            raise UnfitSample(
+                "has a nested tensor, but samples must have dense ones. Return tensor.to_padded_tensor(0.0)."
+            )
         if any(leaf.layout != torch.strided for leaf in leaves):
             raise UnfitSample("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
         if any(leaf.is_quantized for leaf in leaves):

@@ -478,12 +478,19 @@ def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> 
     assert ([index for index, _ in holes], sound) == ([17], [True, False])
 
 
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([X, X], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize(
     ("dataset", "says"),
     [
         (Odd((X, None), 0), r"sample 0 contains None"),
         (Odd((), ()), r"sample 0 is \(\), without any tensor"),
         (Odd((X.to_sparse(), 0), 0), r"sample 0 has a sparse tensor"),
+        (lambda: Odd((nested(torch.strided), 0), 0), r"sample 0 has a nested tensor"),
+        (lambda: Odd((nested(torch.jagged), 0), 0), r"sample 0 has a nested tensor"),
         (Odd((QUANTIZED, 0), 0), r"sample 0 has a quantized tensor"),
         (Odd((np.ma.masked_less(np.arange(3.0), 1), 0), 0), r"sample 0 has a masked array with masked values"),
         (Odd((X, 0), 0, length=40), r"sample (20|39) raised IndexError: list index out of range"),
