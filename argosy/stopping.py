@@ -92,7 +92,9 @@ class Stop(ABC):
 
     def __bool__(self) -> bool:
         """Refuse ``or`` and ``and``, which Python would answer with one of the rules alone."""
-        raise StudyError(f"{self!r} was combined by `or`, `and` or `not`, which would leave out a rule. Use | or &.")
+        raise StudyError(
+            f"{self!r} was combined by `or`, `and` or `not`, which would leave out a rule. Use | or &, and `is None` to test for one."
+        )
 
     def __or__(self, other: "Stop") -> "Stop":
         return Either(self, other)
