@@ -35,6 +35,18 @@ __all__ = [
 LONGEST_NAME = 250
 """Most bytes of a member's name. Common file systems allow 255 for a file name; a member that starts over gets a number appended."""
 
+USUAL_PARTS = (
+    "NoneType",
+    "RandomSampler",
+    "SequentialSampler",
+    "DistributedSampler",
+    "_InfiniteConstantSampler",
+    "BatchSampler",
+    "default_collate",
+    "default_convert",
+)
+"""What a DataLoader has by default, and what Argosy does itself: shuffling, making batches, and dividing samples between devices."""
+
 
 def check_name(name: Any) -> None:
     """Raise StudyError unless this can be a folder's name."""
@@ -297,10 +309,18 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         and hasattr(dataset, "batch_size")
         and hasattr(dataset, "dataset")
     ):
+        batches = getattr(dataset, "batch_sampler", None)
+        # The loader's own sampler is unused if it was given one of batches.
+        sampler = getattr(batches, "sampler", getattr(dataset, "sampler", None))
+        parts = sampler, batches, getattr(dataset, "collate_fn", None)
+        lost = [name for part in parts if (name := getattr(part, "__name__", type(part).__name__)) not in USUAL_PARTS]
+        instead = (
+            f" This leaves out its {' and '.join(lost)}: choose samples with subset= of the member, such as argosy.data.by_weight(weights) for "
+            "rare classes; what a collate_fn does to a batch is for augment= of the member, and padding for Data(ragged=...)."
+        )
         raise StudyError(
             f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass its dataset, loader.dataset, and set "
-            "batch_size on each member. Its sampler and collate_fn are not used: choose samples with Member.subset, such as argosy.data.by_weight(weights), "
-            "and pad them with Data(ragged=...)."
+            f"batch_size on each member.{instead if lost else ''}"
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import studies
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
 from argosy import Data, Ragged
 from argosy.errors import StudyError
@@ -545,6 +545,16 @@ def test_the_dataset_of_a_loader_is_asked_for() -> None:
         match=r"is a DataLoader, which makes batches, .*\. Pass its dataset, loader.dataset, and set batch_size",
     ):
         Data(train=DataLoader(studies.Vectors(30)))
+    with pytest.raises(StudyError, match=r"on each member\.$"):
+        Data(train=DataLoader(studies.Vectors(30), shuffle=True))
+
+
+def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
+    sampler = WeightedRandomSampler([1.0] * 30, 30)
+    with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler and seldom: .*by_weight"):
+        Data(train=DataLoader(studies.Vectors(30), sampler=sampler, collate_fn=seldom))
+    with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler: "):
+        Data(train=DataLoader(studies.Vectors(30), batch_sampler=BatchSampler(sampler, 5, drop_last=False)))
 
 
 def test_where_every_sample_raises_there_is_nothing_to_train_on() -> None:
