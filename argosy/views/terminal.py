@@ -69,8 +69,9 @@ class Terminal(Watching):
     def _hold_terminal(self) -> None:
         """Take over the terminal if it can be redrawn, and release it if not: a shell moves jobs to the background and back."""
         if not _can_redraw(self.console):
+            self.console.quiet = True  # to release it would erase as many lines of the shell as the screen had
             self.end()
-            self._live = None
+            self.console.quiet, self._live = False, None
         elif self._live is None:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
