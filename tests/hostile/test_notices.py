@@ -147,6 +147,12 @@ def test_an_agent_behind_a_firewall_names_the_address_that_does_not_answer(
         connect_to_driver(jobs.place(1), board, None, seconds=0)
 
 
+def test_a_store_whose_port_is_in_use_says_so(stranger: socket.socket) -> None:
+    place = replace(jobs.place(0), launcher="torchrun", store=stranger.getsockname())
+    with pytest.raises(WorkerError, match=r"does not open torchrun's store at .* Address already in use"):
+        notices.StoreBoard(place, b"key", keeps=True)
+
+
 def test_an_agent_finds_its_driver_past_a_stranger(
     key: bytes, stranger: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

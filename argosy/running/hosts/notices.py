@@ -180,9 +180,9 @@ class StoreBoard:
             self._store: Any = TCPStore(host, port, timeout=datetime.timedelta(seconds=JOIN_SECONDS / 2), **settings)
         except RuntimeError as error:
             raise WorkerError(
-                f"rank {place.rank} on {socket.gethostname()} does not reach torchrun's store at {host} port {port}. If "
-                "this node does not know that name, start torchrun with --local-addr ADDRESS on each node; if there is a "
-                "firewall, open it."
+                f"rank {place.rank} on {socket.gethostname()} does not {'open' if keeps else 'reach'} torchrun's store at {host} port {port}: "
+                f"{error} If this node does not know that name, start torchrun with --local-addr ADDRESS on each node; if there is a "
+                "firewall, open it; if the port is in use, pass another --master-port."
             ) from error
         self._store.set_timeout(STORE_SECONDS)
 
