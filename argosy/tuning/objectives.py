@@ -84,13 +84,13 @@ class Objectives:
         with user_errors_in(what, "Fix the function, and run the same command again."):
             values = self.constraints(reached)
         if not isinstance(values, Sequence) or not all(
-            isinstance(value, int | float) and value == value for value in values
+            isinstance(value, int | float) and math.isfinite(value) for value in values
         ):
             listed = isinstance(values, list | tuple)
             found = f"a list with {', '.join(map(describe_value, values))}" if listed else describe_value(values)
             raise StudyError(
                 f"constraints returned {found}; it must return a list of numbers, for example "
-                "[reached['seconds'] - 60]. A constraint is met if its number is at most 0. Return math.inf in place of nan for a violation."
+                "[reached['seconds'] - 60]. A constraint is met if its number is at most 0. For a violation without a finite number, return 1e9."
             )
         return tuple(map(float, values))
 

@@ -97,7 +97,7 @@ def test_a_cost_has_the_sign_of_its_mode_and_the_sum_of_what_is_broken() -> None
     assert not objectives.cost({"seconds": 1.0}, ()).counts
 
 
-@pytest.mark.parametrize("found", [1.0, None, ["1"], [0.5, math.nan], {"seconds": 1.0}])
+@pytest.mark.parametrize("found", [1.0, None, ["1"], [0.5, math.nan], [math.inf], [-math.inf], {"seconds": 1.0}])
 def test_constraints_that_are_no_numbers_are_refused(found: object) -> None:
     shown = "a list with 0.5, nan" if found == [0.5, math.nan] else ""
     with pytest.raises(StudyError, match=f"{shown}.*; it must return a list of numbers"):
