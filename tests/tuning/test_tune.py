@@ -260,6 +260,8 @@ def test_a_member_that_is_added_takes_no_name_of_a_trial_to_come(
     report = tune(run, scheduler="random", n_trials=3, max_epochs=3, at_once=1)
     assert "'net-2' is a name for trials of this search" in evidence.event_lines(run, "Answered")[0]["answer"]
     assert {row.name: row.status for row in report.rows} == dict.fromkeys(("net-0", "net-1", "net-2"), "done")
+    with pytest.raises(RunError, match="set a larger n_trials in its search, and start it again"):
+        inbox.send_commands(run, clone)
 
 
 def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:

@@ -73,11 +73,13 @@ def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
 
     Raises RunError if there is no driver, or if it ends before it has answered all: then no command is left behind.
     """
-    ended = RunState.of(read_journal(directory)).ended
+    state = RunState.of(read_journal(directory))
+    ended = state.ended
     if not has_driver(directory):
         how = f"has ended ({ended.status})" if ended is not None else "was interrupted and has no driver"
         is_done = ended is not None and ended.status == "done"
-        then = "To train more members, write them into its study file, and start it" if is_done else "Start it"
+        more = "set a larger n_trials in its search" if state.searches else "write them into its study file"
+        then = f"To train more members, {more}, and start it" if is_done else "Start it"
         raise RunError(
             f"the run in {directory} {how}. {then} again{'' if is_done else ' before you send it a request'}."
         )
