@@ -21,7 +21,7 @@ ADVICE = re.compile(
 )
 """What to do about it: a clause that begins with a verb, or says what a value must be."""
 INTERNAL = re.compile(
-    r"(?<!or )(?<!=)\bNone\b|[^.]\.\.\s|\bobject at 0x|Exception\b|\{\}|\[\]|<class|<function|\.\.$|\s$"
+    r"(?<!or )(?<!=)(?<!`is )(?<!\[)\bNone\b|[^.]\.\.\s|\bobject at 0x|Exception\b|\{\}|\[\]|<class|<function|\.\.$|\s$"
 )
 """What no person wrote for another."""
 
