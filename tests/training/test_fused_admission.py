@@ -31,6 +31,15 @@ def hooked(parameters: Any) -> SGD:
     return optimizer
 
 
+class Freezing(SGD):
+    """An optimizer that freezes weights."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            group["params"][0].requires_grad = False
+
+
 class Unfreezing(LambdaLR):
     """A user-defined schedule."""
 
@@ -64,6 +73,10 @@ ODD = {
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not from torch"),
     "an optimizer with a hook": (odd(optimizer=hooked), "a hook of its optimizer is not from torch"),
+    "an optimizer that freezes weights": (
+        odd(optimizer=partial(Freezing, lr=0.1)),
+        "its optimizer Freezing is not from torch",
+    ),
     "one that is chained": (
         odd(schedule=lambda optimizer: ChainedScheduler([StepLR(optimizer, 1), lookahead(optimizer)])),
         "its schedule Unfreezing is not from torch",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, ReduceLROnPlateau, StepLR
 
 from argosy.training.choice.split_check import why_not_split
@@ -29,6 +29,15 @@ def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest
 
 class Unfreezing(LambdaLR):
     """A user-defined schedule."""
+
+
+class Thawing(SGD):
+    """An optimizer that unfreezes weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.param_groups[0]["params"][0].requires_grad_()
 
 
 def chained(optimizer: Any) -> ChainedScheduler:
@@ -131,6 +140,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": clamped}, "its weights have hooks"),
         ({"schedule": ReduceLROnPlateau}, "watches a metric"),
         ({"schedule": chained}, "its schedule Unfreezing is not from torch"),
+        ({"optimizer": partial(Thawing, lr=0.1)}, "its optimizer Thawing is not from torch"),
     ],
 )
 def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:

@@ -2,9 +2,10 @@
 
 import copy
 import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from argosy.bindings import bound_arguments, unwrap_partials
-from argosy.readings import is_own
+from argosy.readings import instructions_of, is_own
 from argosy.stream.copied import begin_copy, finish_copy, parts_of
 from argosy.study import Member
 from argosy.training.device.moved import copy_held, move_own
@@ -232,16 +233,32 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 
 def may_thaw(optimizer: Any, schedule: Any) -> str:
-    """Return what is not torch's and called after steps, where it may freeze or unfreeze weights: a hook of the optimizer, or a schedule, also
-    one inside of a torch schedule. Empty if there is none."""
-    if any(one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks for one in optimizers_of(optimizer)):
-        return "a hook of its optimizer"
+    """Return what is not torch's and called in or after steps, where it may freeze or unfreeze weights: a hook of the optimizer, an optimizer
+    whose code sets `requires_grad`, or a schedule, also one inside of a torch schedule. Empty if there is none."""
+    for one in optimizers_of(optimizer):
+        if one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks:
+            return "a hook of its optimizer"
+        if any(map(_turns_weights, type(one).__mro__)):
+            return f"its optimizer {type(one).__name__}"
     pending = [] if schedule is None else [schedule]
     for one in pending:
         if not isinstance(one, LRScheduler) or type(one).__module__ != LRScheduler.__module__:
             return f"its schedule {type(one).__name__}"
         pending += getattr(one, "_schedulers", ())
     return ""
+
+
+def _turns_weights(kind: type) -> bool:
+    """Return whether methods of an optimizer's class that is not torch's set `requires_grad`; `zero_grad` does so for gradients."""
+    if kind.__module__.startswith("torch."):
+        return False
+    methods = [method for name, method in vars(kind).items() if name not in ("__init__", "zero_grad")]
+    return any(
+        one.argval == "requires_grad_" or (one.argval == "requires_grad" and one.opname == "STORE_ATTR")
+        for method in methods
+        if isinstance(method, FunctionType)
+        for one in instructions_of(inspect.unwrap(method).__code__)  # such as one under torch.no_grad()
+    )
 
 
 def moded_optimizers_of(optimizer: Any) -> list[Any]:
