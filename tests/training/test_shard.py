@@ -26,6 +26,14 @@ from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.merged import Move
 
+
+class Keeping(AdamW):
+    """An optimizer that keeps gradients, as zeros."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+
+
 EPOCHS = 3
 SGDM = partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 ADAMW = partial(AdamW, lr=0.004, weight_decay=0.1)
@@ -68,8 +76,9 @@ def same_bits(lives: list[LiveMember]) -> bool:
         {"optimizer": SGDM, "batch_size": 63, "clip_grad_norm": 0.5},
         {"optimizer": ADAMW, "batch_size": 16, "accumulate": 3},
         {"optimizer": ADAMW, "batch_size": 63, "accumulate": 2, "clip_grad_norm": 0.1},
+        {"optimizer": partial(Keeping, lr=0.004), "batch_size": 20, "accumulate": 2},
     ],
-    ids=["sgd", "adamw", "clipped"],
+    ids=["sgd", "adamw", "clipped", "kept"],
 )
 def test_split_is_alone(shares: str, fields: dict[str, Any], tmp_path: Path) -> None:
     schedule = partial(OneCycleLR, max_lr=0.02, total_steps=60)

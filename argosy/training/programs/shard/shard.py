@@ -91,7 +91,8 @@ class Shard:
         with self._solo.modes_kept():
             losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
         self._flat.fill(losses, part.digest)
-        self._solo.drop_gradients()
+        for parameter in self._flat.parameters:
+            parameter.grad = None  # an optimizer's own zero_grad would zero them in place, and so what is summed
         self._part_rows, self._sum = part.rows, self.group.add_up(self._flat.values)
 
     def finish(self) -> int:
