@@ -265,6 +265,31 @@ def test_statistics_are_those_of_update_bn_on_the_batches_of_the_next_epoch(rule
     assert checked == (3 if rule == "swa" else 4)
 
 
+class Frozen(Normed):
+    """`Normed` with BatchNorm layers that keep the statistics of a pretrained network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.running_mean.fill_(0.3)
+        self.rest[2].running_mean.fill_(0.3)
+
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode of all other layers."""
+        super().train(mode)
+        self.norm.eval()
+        self.rest[2].eval()
+        return self
+
+
+@pytest.mark.parametrize("rule", MEANS)
+def test_layers_frozen_in_eval_keep_their_statistics(rule: str) -> None:
+    (live,), _ = packs.alone([member(model=Frozen, average=MEANS[rule])], 4, dtype=torch.float32)
+    assert live.averaged is not None
+    means = {name: buffer for name, buffer in live.averaged.buffers.items() if name.endswith("mean")}
+    assert len(means) == 2
+    assert all(bool((mean == 0.3).all()) for mean in means.values())
+
+
 class Writing(Normed):
     """`Normed` that writes into its input."""
 

@@ -45,7 +45,8 @@ def extend_statistics(norms: Sequence[_BatchNorm], batches: int) -> Iterator[Non
 class RunningAverage:
     """The average of weights that require gradients, and with `thaws` also of frozen ones; raw and averaged weights share the rest of the network.
 
-    If statistics are recomputed, the average has its own buffers too: each epoch they start as copies, with BatchNorm statistics reset.
+    If statistics are recomputed, the average has its own buffers too: each epoch they start as copies, whose BatchNorm statistics the first batch
+    replaces.
     """
 
     def __init__(self, rule: Average, model: nn.Module, *, thaws: bool = False) -> None:
@@ -142,7 +143,9 @@ class RunningAverage:
             self.buffers[name].copy_(table[key])
         with self.held():
             for norm in self._norms:
-                norm.reset_running_stats()
+                # The first batch replaces the statistics, but not those of a layer that is frozen in eval().
+                if norm.num_batches_tracked is not None:
+                    norm.num_batches_tracked.zero_()
 
     def _take(self, weights: list[Tensor], number: int) -> None:
         """Add weights to the mean of `number` earlier ones."""
