@@ -443,6 +443,23 @@ def test_columns_of_an_arrow_table_are_arrays_and_numbers_in_one_piece_are_not_c
             read(tmp_path / "t.parquet")
 
 
+def test_lists_of_equal_length_in_an_arrow_table_are_rows_whatever_their_type() -> None:
+    """Lists whose type has no length are what pandas writes to Parquet files; datasets of Hugging Face have extension types."""
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    pixels = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    tensors = arrow.FixedShapeTensorArray.from_numpy_ndarray(pixels)
+    holed = arrow.ExtensionArray.from_storage(tensors.type, arrow.array([[None] * 6] * 4, tensors.storage.type))
+    table = arrow.table({"lists": arrow.array(pixels.tolist())[1:], "tensors": tensors[1:], "holed": holed[1:]})
+    for column in argosy.data.columns(table, "lists", "tensors"):
+        assert column.tolist() == pixels[1:].tolist()
+    assert [column.shape for column in argosy.data.columns(table[:0], "tensors")] == [(0, 2, 3)]
+    with pytest.raises(StudyError, match="column 'holed' has no value in 3 of 3 rows"):
+        argosy.data.columns(table, "holed")
+    [varying] = argosy.data.columns(arrow.table({"x": [[1], [1, 2]]}), "x")
+    with pytest.raises(StudyError, match="has dtype object"):
+        argosy.Data(arrays=(varying,))
+
+
 def test_missing_words_of_an_arrow_dictionary_are_missing() -> None:
     """NumPy reads them as the last word where the column is in chunks, as all columns of tables and Parquet files are."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -181,12 +181,23 @@ def _rows(name: str, column: Any) -> Column:
     whole = whole.combine_chunks() if hasattr(whole, "chunks") else whole
     shape = [len(whole)]
     _check_filled({name: (np.flatnonzero(whole.is_null()).tolist(), shape[0])})
-    while hasattr(whole.type, "list_size"):
-        shape.append(whole.type.list_size)
+    tensors = whole if hasattr(whole, "to_numpy_ndarray") else None  # of one shape, which their storage does not have
+    while hasattr(whole, "storage") or len(sizes := _list_sizes(whole)) == 1:
+        if hasattr(whole, "storage"):  # of an extension type, such as Array2D of Hugging Face
+            whole = whole.storage
+            continue
+        shape.extend(sizes)
         whole = whole.flatten()
-        inside = np.flatnonzero(whole.is_null()) // (len(whole) // shape[0])
+        inside = np.flatnonzero(whole.is_null()) // math.prod(shape[1:])
         _check_filled({name: (np.unique(inside).tolist(), shape[0])})
-    return np.asarray(whole).reshape(shape)
+    return np.asarray(whole).reshape(shape) if tensors is None else tensors.to_numpy_ndarray()
+
+
+def _list_sizes(column: Any) -> set[int]:
+    """Return the different lengths of an Arrow column's lists; none for a column of something else."""
+    if hasattr(column.type, "list_size"):
+        return {column.type.list_size}
+    return {*np.unique(column.value_lengths()).tolist()} if hasattr(column, "value_lengths") else set()
 
 
 def names_of(table: Any) -> list[Any] | None:
