@@ -35,5 +35,16 @@ def _step(model: Any, batch: Any) -> tuple[Any, Any, Any]:
             f"a Hugging Face network needs batches that are dicts with labels; these are {described}. Return dicts from "
             "the dataset, for example {'input_ids': …, 'attention_mask': …, 'labels': …}."
         )
+    lists = [repr(name) for name, value in batch.items() if isinstance(value, list) and _holds_numbers(value)]
+    if lists:
+        raise StudyError(
+            f"a Hugging Face network needs tensors; samples have lists of numbers as {', '.join(lists)}. Return tensors, "
+            "for example from a Hugging Face dataset by dataset.with_format('torch')."
+        )
     result = model(**batch)
     return result.loss, result.logits, batch["labels"]
+
+
+def _holds_numbers(values: list[Any]) -> bool:
+    """Whether these are numbers in each sample, of which a batch has a tensor for each place in the list."""
+    return all(getattr(value, "ndim", 0) == 1 for value in values)

@@ -129,7 +129,7 @@ class Layout:
         if tree != self.tree:
             raise UnfitSample(
                 f"has the structure {format_structure(tree)}, the first sample {format_structure(self.tree)}. Return the same "
-                "structure for all samples."
+                "structure for all samples, and lists of varying length as tensors with Data(ragged=...)."
             )
         for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
             if leaf.dtype != dtype:

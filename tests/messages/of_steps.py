@@ -212,6 +212,7 @@ def another_order() -> None:
     fitted(table).predict(table[list("bacdefghijkl")])
 
 
+TOKENS: Any = [{"input_ids": [1, 2], "labels": 0}] * 40
 INLINE: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1"}
 
 CASES = {
@@ -254,6 +255,10 @@ CASES = {
     "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
     "a Hugging Face network with batches of pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
+    ),
+    "a Hugging Face network with lists of numbers": lambda: trained(
+        argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20),
+        data=argosy.Data(train=TOKENS, val=TOKENS),
     ),
     "argosy.fit of a sparse matrix": lambda: fitted(csr_matrix(ARRAYS[0])),
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),

@@ -465,7 +465,7 @@ OBJECTS = np.array([None, 1], dtype=object)
         (
             (X, 0),
             [X, 0],
-            r"has the structure \[·, ·\], the first sample \(·, ·\)\. Return the same structure for all samples\.",
+            r"has the structure \[·, ·\], the first sample \(·, ·\)\. Return the same structure for all samples, ",
         ),
         ({"x": X, "y": 0}, {"x": X}, r"has the structure \{'x': ·\}, the first sample \{'x': ·, 'y': ·\}\."),
         ((X, 0), SystemExit(2), r"raised SystemExit: 2\n"),
