@@ -97,3 +97,11 @@ def test_a_tiny_bert_is_what_a_plain_loop_makes_of_it(tmp_path: Path) -> None:
     own, *alone = ensemble.scores
     assert alone[0]["accuracy"] == pytest.approx(report.best().metrics["val_accuracy"])
     assert float(right(report.predict(held_out, ensemble), held_out.labels).mean()) == pytest.approx(own["accuracy"])
+
+
+def test_what_the_page_says_of_the_defaults_of_transformers_trainer() -> None:
+    """The page of libraries lists these, with torch's own default of weight decay, for members that train the same."""
+    defaults = {name: field.default for name, field in transformers.TrainingArguments.__dataclass_fields__.items()}
+    found = [defaults[name] for name in ("weight_decay", "max_grad_norm", "lr_scheduler_type", "warmup_steps")]
+    assert found == [0.0, 1.0, "linear", 0]
+    assert AdamW([torch.zeros(1)]).defaults["weight_decay"] == 0.01
