@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -451,6 +452,17 @@ def test_a_val_loss_that_depends_on_eval_batch_size_is_noted(tmp_path: Path, res
     assert [note.partition(":")[0] for note in found] == (
         ["val_loss is not a mean over samples, so it depends on eval_batch_size"] if noted else []
     )
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss(), nn.MSELoss()])
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), nn.Sigmoid()])
+def test_probabilities_for_cross_entropy_are_warned_of(tmp_path: Path, loss: Any, last: nn.Module) -> None:
+    noted = isinstance(last, nn.Softmax) and not isinstance(loss, nn.MSELoss)
+    shares = functional.one_hot(CLASSES, 5).float()
+    data = argosy.Data(arrays=(X, shares), val_arrays=(X[:40], shares[:40]))
+    with pytest.warns(UserWarning, match="'net': its network returns probabilities") if noted else nullcontext():
+        found = notes(tmp_path, member(model=lambda: nn.Sequential(nn.Linear(6, 5), last), loss=loss), data=data)
+    assert [note.partition(",")[0] for note in found] == ["its network returns probabilities"] * noted
 
 
 @pytest.mark.parametrize("rest", [{"loss": contrastive}, {"step": coupled}, {"step": step}, {}])

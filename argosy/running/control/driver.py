@@ -73,10 +73,13 @@ from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.opening import identities_of_arrays
 from argosy.study import Study, sharing_warnings
-from argosy.training.choice.measure import UNMOVED
+from argosy.training.choice.measure import SOFTMAX, UNMOVED
 from argosy.training.choice.unsaved import LOADED, TOGETHER, VALIDATING
 
 __all__ = ["INTERRUPTED_AGAIN", "Driver", "drive"]
+
+WARNED = (TOGETHER, LOADED, UNMOVED, VALIDATING, SOFTMAX)
+"""Words of notes about members of which the caller is warned."""
 
 TICK_SECONDS = 0.2
 """Longest time that a round waits for messages; requests and signals are handled as often."""
@@ -319,9 +322,9 @@ class Driver(ActingPart):
             self.barriers.handle_section_end(worker, report.section)
 
     def _warn_of_state(self, started: MemberStarted) -> None:
-        """Warn of state through which a member may differ from training alone, from resuming, or from an optimizer over all weights; once per note."""
+        """Warn once of what a member may be wrong by: state that is shared or lost, weights without an optimizer, or probabilities as logits."""
         for note in started.notes:
-            if any(words in note for words in (TOGETHER, LOADED, UNMOVED, VALIDATING)) and note not in self._warned:
+            if any(words in note for words in WARNED) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 

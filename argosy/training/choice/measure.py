@@ -35,7 +35,7 @@ from argosy.training.member.own import optimizer_state, schedule_state, strip_gi
 from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measure_steps", "state_bytes"]
+__all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "SOFTMAX", "has_batch_norm", "measure_steps", "state_bytes"]
 
 CHECK_SAMPLES = 8
 """Samples for the check of an own step that is not used for a validation of several batches."""
@@ -54,6 +54,10 @@ PARTED = (
 LATE = (
     "its average is one epoch behind, because its BatchNorm statistics are recomputed: it does not include the "
     "weights of the last epoch"
+)
+SOFTMAX = (
+    "its network returns probabilities, but its loss, cross-entropy, applies softmax itself, so that it learns slowly: "
+    "return the values before the softmax"
 )
 UNMOVED = "no optimizer updates them"
 UNTRAINED = (
@@ -83,10 +87,11 @@ def measure_steps(
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     with outside_heap():
-        coupled = live.member.step is None and _try_loss(trial, block)
+        coupled, softmax = (False, False) if live.member.step is not None else _try_loss(trial, block)
         wrote = bool(size) and _try_validation(trial, block, size)
         if live.member.step is not None:
             coupled = _try_own(trial, live, block, samples, size)
+    found = [SOFTMAX] if softmax else []
     yield
     batch, saved = ShownBatch(block, live.usual_batch), _SavedBytes()
     with _record_norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
@@ -105,8 +110,8 @@ def measure_steps(
     state.note_further_steps(trial.live, schedule)
     _check_saved(trial.live)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
-    unsaved = state.warnings(trial, live, block, size)
-    unsaved += changed_by_validations(trial, block, size) if size else []
+    found += state.warnings(trial, live, block, size)
+    found += changed_by_validations(trial, block, size) if size else []
     resident = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
@@ -119,7 +124,7 @@ def measure_steps(
         parameter_shapes=_shapes(live.model),
         whole=whole,
         batch_norm=any(lone) if lone else has_batch_norm(live.model),
-        notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, unsaved=unsaved)),
+        notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, found=found)),
         if_divided=PARTED if coupled and live.member.validate is None else "",  # its own validation has another loss
     )
 
@@ -132,7 +137,7 @@ def _check_saved(live: LiveMember) -> None:
 
 
 def _notes(
-    live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, apart: bool, unsaved: Sequence[str]
+    live: LiveMember, *, wrote: bool, drew: bool, coupled: bool, apart: bool, found: Sequence[str]
 ) -> Iterator[str]:
     """Yield what is unusual about a member, given what its copy was seen to do; `apart` is whether it validates several batches."""
     drew = drew or any(map(uses_random_modules, [*training_code(live), *hooks_of(live.model)]))
@@ -147,7 +152,7 @@ def _notes(
         yield COUPLED
     if coupled and live.member.accumulate > 1 and live.member.validate is None:  # as above
         yield PARTED
-    yield from unsaved
+    yield from found
     for what, part in called_objects(live.member).items():
         if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
             yield UNTRAINED.format(what)
@@ -171,10 +176,10 @@ def _holds_unregistered(live: LiveMember) -> bool:
     return any(isinstance(p, nn.Parameter) and p.requires_grad and not p.is_meta and id(p) not in own for p in weights)
 
 
-def _try_loss(trial: Solo, block: Block) -> bool:
+def _try_loss(trial: Solo, block: Block) -> tuple[bool, bool]:
     """Check the loss on a batch, and all labels of the first block, or of the augmented batch if the member augments.
 
-    Returns whether the mean loss over batches depends on their sizes.
+    Returns what `Solo.try_loss` does.
     """
     batch = ShownBatch(block, trial.live.usual_batch)
     with trial.active():

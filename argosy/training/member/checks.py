@@ -27,6 +27,7 @@ __all__ = [
     "check_differentiated",
     "check_generators",
     "check_gradients",
+    "are_probabilities",
     "check_labels",
     "check_step_updates",
     "check_modes",
@@ -289,6 +290,13 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
 def takes_classes(loss: Any) -> bool:
     """Return whether the loss is cross-entropy, so that labels are indices of outputs; None is the default loss."""
     return loss is None or loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def are_probabilities(output: Any) -> bool:
+    """Return whether outputs ``[B, classes, …]`` are those of a softmax: at least 0, with a sum of 1 for each sample; waits for the device."""
+    if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.shape[1:2].numel() < 2:
+        return False
+    return bool((output >= 0).all()) and bool(((output.sum(1, dtype=torch.float64) - 1).abs() < 0.01).all())
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:

@@ -20,6 +20,7 @@ from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import (
+    are_probabilities,
     check_differentiated,
     check_gradients,
     check_labels,
@@ -166,11 +167,10 @@ class Solo:
         for error in self._foreseen.errors().values():
             raise error
 
-    def try_loss(self, data: Any, rows: int, whole: Any) -> bool:
-        """Run the network on a batch, or its first micro-batch, and check its loss, as `check_loss` does. Raises StudyError.
+    def try_loss(self, data: Any, rows: int, whole: Any) -> tuple[bool, bool]:
+        """Check the loss of a batch, or its first micro-batch, and the labels of `whole`: one without an output would end an accelerator's process.
 
-        The labels of `whole` are checked too. A label without an output would end training, and make an accelerator unusable for
-        its process.
+        Returns whether the mean loss over batches depends on their sizes, and whether cross-entropy gets probabilities. Raises StudyError.
         """
         member = self.live.member
         part, count = next(self._parts(data, rows))
@@ -178,9 +178,9 @@ class Solo:
         with self._autocast():
             output = self._output(inputs)  # with gradients, as in each step: the network may set hooks on its tensors
             with torch.no_grad():
-                if takes_classes(member.loss):
+                if classes := takes_classes(member.loss):
                     check_labels(member, output, pair_of(member, whole)[1])
-                return check_loss(member, output, target, count)
+                return check_loss(member, output, target, count), classes and are_probabilities(output)
 
     def try_own(self, what: Literal["step", "validate"], data: Any, rows: int) -> bool | None:
         """Check the member's own step or validation on a batch, as `check_step` does.
