@@ -265,3 +265,9 @@ def test_a_notebook_shows_the_cells_own_frames_and_those_of_a_cause() -> None:
         lines = caught.value._render_traceback_()
         assert [line.rpartition(", in ")[2] for line in lines if line.startswith("  File ")] == frames
         assert lines[-1].startswith(last)
+
+
+def test_a_plan_that_fails_has_nothing_to_retry() -> None:
+    fleet = [studies.member(name, model=partial(studies.Mlp, width=8)) for name in "abc"]
+    with pytest.raises(MemberError, match=r"Fix the study, and repeat this command or call\.$"):
+        argosy.plan(studies.study(fleet=fleet), launcher="inline")

@@ -20,6 +20,7 @@ FIXED = "Fix the study. Then `argosy run --retry-failed` or argosy.train(retry_f
 FIXED_SEARCH = "Fix it. Then fresh=True (--fresh) starts the search over, and the same command continues with the remaining trials."
 
 FIXED_FIT = "Fix the members, and fit again."
+FIXED_PLAN = "Fix the study, and repeat this command or call."
 
 
 class Tolerance:
@@ -27,7 +28,9 @@ class Tolerance:
 
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
-        self.advice: str = FIXED_SEARCH if of_search else FIXED_FIT if is_of_a_fit(logs.parent) else FIXED
+        of_plan = logs.parent.name.startswith("argosy-profile-")  # deleted at the end, so there is nothing to retry
+        fixed = FIXED_FIT if is_of_a_fit(logs.parent) else FIXED_PLAN if of_plan else FIXED
+        self.advice: str = FIXED_SEARCH if of_search else fixed
         self._reasons: dict[str, str] = {}
         """Reasons of failures by member, in a search by trial."""
         self._losses = 0
