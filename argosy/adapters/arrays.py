@@ -60,7 +60,7 @@ class Fitted:
         if inputs.dim() != known.dim():
             raise StudyError(
                 f"X has shape {list(inputs.shape)}, but each sample of the X of argosy.fit has {list(known.shape[1:])}. Pass one row per "
-                "sample; a single sample is X[None]."
+                "sample; a single sample is X[np.newaxis]."
             )
         if known.is_floating_point():  # a few rows may be whole numbers by chance
             inputs = inputs.to(known.dtype)
