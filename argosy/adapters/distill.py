@@ -67,6 +67,14 @@ def distill(
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
     report = report.run if isinstance(report, SearchReport) else report
+    members = [*into] if isinstance(into, Sequence) else [into]
+    if not isinstance(report, Report):
+        raise StudyError(
+            f"distill: report is {describe_value(report)}; it must be the report of a run, for example argosy.load('runs/x', study=study). "
+            "Pass an ensemble or a network as teacher=."
+        )
+    if not all(isinstance(member, Member) for member in members):
+        raise StudyError(f"distill: into is {describe_value(into)}; it must be an argosy.Member, or a list of them.")
     study: Study = report.networks().known_study()
     if isinstance(study.data.train, SamplesWithAnswers):
         raise StudyError(
@@ -74,7 +82,6 @@ def distill(
             "the teachers' run and a student as teacher=, for example argosy.distill(teachers, into=member, "
             "teacher=students.best())."
         )
-    members = [into] if isinstance(into, Member) else [*into]
     kinds = {answer_kind(member) for member in members}
     if len(kinds) != 1 or None in kinds:
         raise StudyError(

@@ -23,7 +23,7 @@ from argosy.ensembling.opening import network_with_weights
 from argosy.ensembling.preparing import InputPreparation, Preparing
 from argosy.errors import RunError, StudyError
 from argosy.stream.trees import flatten, unflatten
-from argosy.study import Member
+from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 
 __all__ = ["Ensemble", "member_of", "snapshot_name"]
@@ -86,8 +86,10 @@ class Ensemble(Preparing):
     def quantiles(self, inputs: Any, shares: Sequence[float]) -> Any:
         """Return, for each share, the smallest number at or below which that share of the weight lies, ``[shares, B, …]``; the numbers are
         those of `variance`."""
-        if not all(0 <= share <= 1 for share in shares):
-            raise StudyError(f"quantiles: shares is {list(shares)}; each must be from 0 to 1. Pass 0.9 for 90 %.")
+        if isinstance(shares, int | float) or not all(0 <= share <= 1 for share in shares):
+            raise StudyError(
+                f"quantiles: shares is {shares}; it must be a list of numbers from 0 to 1. Pass [0.9] for 90 %."
+            )
         return self._each_output(
             inputs, lambda output_MB, how: quantiles(self._terms(output_MB, how), self.weights, shares)
         )
@@ -114,10 +116,12 @@ class Ensemble(Preparing):
     def load(
         cls, path: str | Path, members: Iterable[Member], *, preparation: InputPreparation | None = None
     ) -> "Ensemble":
-        """Read a file that `save` wrote; the `members` build the networks of the same names. Raises CheckpointError and RunError.
+        """Read a file that `save` wrote; the `members` build the networks of the same names. Raises CheckpointError, RunError and StudyError.
 
         The file contains no code, so for an ensemble that prepares its inputs, pass `preparation` again.
         """
+        if isinstance(members, Study):
+            raise StudyError("Ensemble.load: members is a Study; it must be a list. Pass study.members.")
         content = checkpoint.load(user_path(path).resolve(), key="networks")
         by_name = {member.name: member for member in members}
         states = content.pop("networks")

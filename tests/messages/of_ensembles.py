@@ -239,6 +239,8 @@ def taught_what_raises() -> argosy.Study:
 
 
 CASES = {
+    "distill of a directory": lambda: argosy.distill("runs/x", member("student")),  # type: ignore[arg-type]
+    "distill into a name": lambda: taught(into="student"),
     "a student with a teacher's weight above 1": lambda: taught(weight=2),
     "a student with a loss of unknown kind": lambda: taught(into=member(loss=summed, metrics={})),
     "a teacher without answers for samples that raise": taught_what_raises,
@@ -318,6 +320,7 @@ CASES = {
     "a prediction by a list of members": lambda: report(member()).predict(ROWS, ["mlp"]),
     "an export of a list of members": lambda: report(member()).export("exported", ["mlp"]),
     "quantiles in percent": lambda: report(member()).ensemble().quantiles(torch.zeros(2, 12), [10, 90]),
+    "a single quantile": lambda: report(member()).ensemble().quantiles(torch.zeros(2, 12), 0.5),  # type: ignore[arg-type]
     "a prediction for a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction for a list of samples": lambda: report(member()).predict([*ROWS]),
     "a prediction for a DataLoader": lambda: report(member()).predict(DataLoader(TensorDataset(torch.zeros(3, 12)), 4)),
@@ -354,6 +357,7 @@ CASES = {
     "a teacher with several outputs": lambda: taught(teacher=Heads()),
     "a checkpoint that is loaded as an ensemble": loaded_from_a_checkpoint,
     "a saved ensemble that is loaded with other members": loaded_by_others,
+    "a saved ensemble that is loaded with a study": lambda: Ensemble.load("ensemble.pt", steered()),  # type: ignore[arg-type]
     "a saved ensemble that is loaded without the code that prepares its inputs": saved_with_code,
     "a prediction for samples with a different structure than the study's": lambda: prepared()(
         (torch.zeros(3, 12),) * 3
