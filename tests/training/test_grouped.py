@@ -262,6 +262,13 @@ def test_other_networks_have_no_such_layers(model: Any) -> None:
     assert layers_of(model()) is None
 
 
+def test_a_module_that_is_called_twice_is_in_two_layers() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(INPUTS, 24), relu, nn.Linear(24, 24), relu, nn.Linear(24, OUTPUTS))
+    found = layers_of(model)
+    assert found is not None and [layer.activation for layer in found[:2]] == [relu, relu]
+
+
 def test_members_remain_in_programs_of_their_sort() -> None:
     """New members join unlike ones only if they are few of their architecture; others stay in a program of the same sort."""
     (block,) = packs.blocks(np.arange(24), 24, arrays=packs.samples(torch.float32)[0])

@@ -74,10 +74,10 @@ class Layers:
 
 def modules_in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls, in order."""
-    # The class of a ScriptModule has no `forward` that can be read.
-    sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    if sequential and not _overrides_forward(module):
-        for part in module.children():
+    # First its class, because that of a ScriptModule has no `forward` that can be read.
+    sequential = module if isinstance(module, nn.Sequential) and not _overrides_forward(module) else None
+    if sequential is not None and type(sequential).forward is nn.Sequential.forward:
+        for part in sequential:  # as `forward` does: `children` leaves out a module that is called before
             yield from modules_in_order(part)
     else:
         yield module
