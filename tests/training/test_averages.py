@@ -165,6 +165,35 @@ def test_weights_that_are_thawed_are_in_it_as_in_torchs(rule: str, by: dict[str,
     assert packs.difference(found, wanted) == 0.0
 
 
+def hooked(parameters: Any) -> SGD:
+    optimizer = SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def test_copies_whose_optimizers_lack_its_hook_average_the_same_weights() -> None:
+    live = packs.live(member(model=frozen_at_first, optimizer=hooked, average=EMA(0.9)))
+    copied = live.trial()
+    assert copied.average is not None and live.average is not None
+    assert packs.difference(copied.average.state_dict(), live.average.state_dict()) == 0.0
+
+
+@pytest.mark.parametrize("rule", ["ema", "last"])
+def test_checkpoints_in_which_it_has_no_frozen_weights_are_resumed(rule: str) -> None:
+    """As those of a version that left out frozen weights unless the member has a step."""
+    by: dict[str, Any] = {"model": frozen_at_first, "average": RULES[rule]}
+    averages = [packs.live(member(**by, **schedule)).average for schedule in ({}, {"schedule": Thawing})]
+    for average in averages:
+        for epoch in range(2):
+            average.step()
+            average.end_epoch(epoch)
+    earlier, full = (average.state_dict() for average in averages)
+    assert 0 < len(earlier["values"]) < len(full["values"])
+    resumed = packs.live(member(**by, schedule=Thawing)).average
+    resumed.load_state_dict(earlier)
+    assert packs.difference(resumed.state_dict(), full) == 0.0
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None:
     plateau = partial(ReduceLROnPlateau, patience=0)

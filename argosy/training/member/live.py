@@ -101,6 +101,8 @@ class LiveMember:
     """Set if weights of its last sections are kept, for an ensemble."""
     one_pass: bool = False
     """Whether kernels that round differently from its optimizer may step it."""
+    thaws: bool | None = None
+    """Whether its steps may unfreeze weights. None to find out, except for copies, whose optimizers lack the hooks that may do it."""
     answers: tuple[int, bytes] | None = None
     """Its answers in the section that ended last, if that is its best one and it is `answering`."""
     outputs: torch.Tensor | None = None
@@ -137,8 +139,9 @@ class LiveMember:
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
-        thaws = self.member.step is not None or may_thaw(self.optimizer, self.schedule) != ""
-        self.average = None if rule is None else RunningAverage(rule, self.model, thaws=thaws)
+        if self.thaws is None:
+            self.thaws = self.member.step is not None or may_thaw(self.optimizer, self.schedule) != ""
+        self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.thaws)
         self.weights = NetworkWeights(self.member.name, self.model, self.average, apart=self.backend.apart)
         self.best = BestWeights(self.weights)
         self.begin_validation()
@@ -334,7 +337,7 @@ class LiveMember:
                 "and generators, or define __deepcopy__ on the class that holds it."
             ) from error
         trained = model, optimizer, schedule, self.randomness.copy()
-        copied = LiveMember(member, self.backend, *trained, self.objective, self.mode)
+        copied = LiveMember(member, self.backend, *trained, self.objective, self.mode, thaws=self.thaws)
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         copied.epoch_samples = self.epoch_samples
         if self.average is not None and copied.average is not None:

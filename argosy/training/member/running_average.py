@@ -64,6 +64,7 @@ class RunningAverage:
             (module._parameters, key) for weight, (module, key) in places.items() if weight in averaged
         ]
         """Parameter tables of modules that hold the weights, with their keys. Frozen infinite weights, as in a mask, would average to NaN."""
+        self._trained = [weight.requires_grad for weight in self.weights]
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each weight; valid if `count` is not 0."""
         self.count: int = 0
@@ -223,11 +224,19 @@ class RunningAverage:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint's state."""
-        torch._foreach_copy_(self.values, state["values"])
+        torch._foreach_copy_(self.values, self._complete(state["values"]))
         self.count, self.batches, self._ended = state["count"], state.get("batches", 0), state.get("ended", 0)
         for name, buffer in state.get("buffers", {}).items():
             self.buffers[name].copy_(buffer)
-        self._last = [[t.to(w, copy=True) for t, w in zip(last, self.weights, strict=True)] for last in state["last"]]
+        lasts = map(self._complete, state["last"])
+        self._last = [[t.to(w, copy=True) for t, w in zip(last, self.weights, strict=True)] for last in lasts]
+
+    def _complete(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return a checkpoint's values with the current frozen weights, if an earlier version wrote it, which averaged these only with a step."""
+        if len(values) == len(self._trained):
+            return [*values]
+        given = iter(values)
+        return [next(given) if own else weight for own, weight in zip(self._trained, self.weights, strict=True)]
 
 
 @contextlib.contextmanager
