@@ -988,6 +988,10 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
         {"metrics": {"right": lambda output: output}},
         "raised by metric 'right' of outputs [16, 5] of float32 and targets [16] of int64",
     ),
+    "a metric that raises ValueError": (
+        {"metrics": {"binary": functional.binary_cross_entropy}},
+        "raised by metric 'binary' of outputs [16, 5] of float32 and targets [16] of int64",
+    ),
 }
 
 
@@ -1006,10 +1010,20 @@ class Logarithms(nn.Sequential):
         super().__init__(nn.Linear(6, 5), nn.LogSoftmax(dim=1))
 
 
+class OfLogits(nn.NLLLoss):
+    """A loss that takes the logarithms itself."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean."""
+        return super().forward(output.log_softmax(1), target)
+
+
 def test_a_negative_log_likelihood_takes_logarithms(tmp_path: Path) -> None:
-    told = reason(tmp_path / "logits", member(loss=nn.NLLLoss()))
-    assert "but its loss, NLLLoss, takes logarithms of probabilities, which are at most 0" in told
+    for name, loss in {"module": nn.NLLLoss(), "bound": partial(functional.nll_loss, ignore_index=7)}.items():
+        told = reason(tmp_path / name, member(loss=loss))
+        assert "but its loss, NLLLoss, takes logarithms of probabilities, which are at most 0" in told
     assert not reason(tmp_path / "taken", member(model=Logarithms, loss=nn.NLLLoss()))
+    assert not reason(tmp_path / "takes", member(loss=OfLogits()))
 
 
 def flipped(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

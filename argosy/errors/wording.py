@@ -108,6 +108,8 @@ def cause_of(reason: str) -> str:
     'sample 40 raised ValueError: no (data.py:8)'
     >>> cause_of("the first 3 members failed in the same way, so the study stops:\\nRuntimeError: no\\nFix the study.")
     'RuntimeError: no'
+    >>> cause_of("TypeError: got (tuple), but expected one of:\\n * (Tensor input)\\n      didn't match")
+    'TypeError: got (tuple), but expected one of:'
     >>> cause_of("12 steps")
     '12 steps'
     """
@@ -115,7 +117,7 @@ def cause_of(reason: str) -> str:
     raised, *after = reason.strip().splitlines() or [""]
     if raised.startswith(("Traceback", "File ")) or raised.endswith(":"):  # the error comes later, after frames
         after = reason[frames[-1].end() :].splitlines() if frames else after
-        raised = next((line for line in after if line and not line.startswith("    ")), raised)
+        raised = next((line for line in after if line and not line.startswith(" ")), raised)
     own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
     place = "".join(f" ({frame['file']}:{frame['line']})" for frame in (own or frames)[-1:])
     return escape_unprintable(f"{raised}{place}")

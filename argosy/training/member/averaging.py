@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from argosy.bindings import unwrap_partials
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
@@ -52,7 +53,10 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
     loss = member.loss
     if loss is None:
         return False
-    of_probabilities = isinstance(loss, nn.NLLLoss) or loss is nn.functional.nll_loss
+    function = unwrap_partials(loss)
+    of_probabilities = function is nn.functional.nll_loss or (
+        isinstance(function, nn.NLLLoss) and type(function).forward is nn.NLLLoss.forward  # a subclass may take logits
+    )
     if of_probabilities and isinstance(output, Tensor) and bool((output > TOLERANCE).any()):
         raise StudyError(
             f"member {member.name!r}: its network returns {float(output.max()):.3g}, but its loss, NLLLoss, takes logarithms of "
