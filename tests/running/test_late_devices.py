@@ -75,10 +75,11 @@ def test_members_that_have_no_room_together_are_measured_one_by_one(
 
 
 class Square(nn.Sequential):
-    """A network with more weights than activations."""
+    """A network with more weights than activations, which refers to itself."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(12, width), nn.Linear(width, width), nn.Linear(width, 10))
+        self.whole = [self]
 
 
 class Wide(torch.utils.data.Dataset):

@@ -3,6 +3,7 @@
 A pending command interrupts a measurement between two steps; the measurement is resumed afterwards.
 """
 
+import gc
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,7 +75,9 @@ class Trials:
         others = self.built.keys() - {self._at_hand}
         for name in others:
             del self.built[name]
-        self._crowded |= bool(others)
+        if others:
+            self._crowded = True
+            gc.collect()  # layers may refer to each other in cycles, as parametrized ones do
         return bool(others)
 
     def take(self, name: str) -> LiveMember:
