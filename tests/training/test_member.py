@@ -1978,6 +1978,20 @@ def test_members_made_of_one_tensor_each_move_their_own(model: Any) -> None:
     assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "frozen weights should stay shared"
 
 
+def unfreezing(parameters: list[nn.Parameter]) -> SGD:
+    optimizer = SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: [weight.requires_grad_() for weight in parameters] and None)
+    return optimizer
+
+
+def test_members_made_of_one_frozen_tensor_each_unfreeze_their_own() -> None:
+    before = VECTORS.clone()
+    started = start(studies.member(model=lambda: Pretrained(VECTORS), optimizer=unfreezing))
+    run(started, 2)
+    assert not torch.equal(started.live.model.frozen.weight, before)
+    assert torch.equal(VECTORS, before)
+
+
 def test_members_that_hold_one_layer_without_weights_each_move_their_own() -> None:
     alone, beside = (start(studies.member(model=lambda: nn.Sequential(nn.Linear(12, 10), NORM))) for _ in range(2))
     run(alone, 1)

@@ -172,13 +172,13 @@ def with_own_buffers(model: nn.Module, registered: Collection[int], build: Calla
     return copied
 
 
-def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
-    """Give trained weights, and buffers, their own memory if the factory makes them from tensors that existed before its call.
+def ensure_own_memory(model: nn.Module, build: Callable[[], nn.Module], *, frozen: bool = False) -> None:
+    """Give trained, or `frozen`, weights, and buffers, their own memory if the factory makes them from tensors that existed before its call.
 
     Otherwise all members would change these, for example with `Embedding.from_pretrained(vectors, freeze=False)` or
     `load_state_dict(state, assign=True)`.
     """
-    weights = [weight for weight in model.parameters() if weight.requires_grad and weight.layout is torch.strided]
+    weights = [one for one in model.parameters() if one.requires_grad is not frozen and one.layout is torch.strided]
     if not any(map(_shares_memory, weights)):
         return
     again = build()

@@ -26,14 +26,7 @@ from argosy.training.device.devices import Backend, DeviceEvent, is_out_of_memor
 from argosy.training.member.answers import Answers
 from argosy.training.member.best import Best, BestWeights
 from argosy.training.member.checkpoint import move_tensors, tensors_at
-from argosy.training.member.copied import (
-    DATA_BYTES,
-    called_objects,
-    called_state,
-    copy_together,
-    is_plain_module,
-    may_thaw,
-)
+from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
 from argosy.training.member.cutting import Cutting
 from argosy.training.member.own import (
     load_optimizer_state,
@@ -101,8 +94,8 @@ class LiveMember:
     """Set if weights of its last sections are kept, for an ensemble."""
     one_pass: bool = False
     """Whether kernels that round differently from its optimizer may step it."""
-    thaws: bool | None = None
-    """Whether its steps may unfreeze weights. None to find out, except for copies, whose optimizers lack the hooks that may do it."""
+    thaws: bool = False
+    """Whether its steps may unfreeze weights, of a copy also if its optimizer lacks the hook that may do it."""
     answers: tuple[int, bytes] | None = None
     """Its answers in the section that ended last, if that is its best one and it is `answering`."""
     outputs: torch.Tensor | None = None
@@ -139,8 +132,6 @@ class LiveMember:
         self.train = Tally(self.backend)
         self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
         rule = self.member.average
-        if self.thaws is None:
-            self.thaws = self.member.step is not None or may_thaw(self.optimizer, self.schedule) != ""
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.thaws)
         self.weights = NetworkWeights(self.member.name, self.model, self.average, apart=self.backend.apart)
         self.best = BestWeights(self.weights)
