@@ -1992,6 +1992,19 @@ def test_members_made_of_one_frozen_tensor_each_unfreeze_their_own() -> None:
     assert torch.equal(VECTORS, before)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_network_whose_weights_were_unfrozen_is_resumed() -> None:
+    def model() -> Any:
+        network = nn.Sequential(nn.Linear(12, 10))
+        network[0].weight.requires_grad_(requires_grad=False)
+        return torch.jit.script(network)
+
+    before, after = (start(studies.member(model=model, optimizer=unfreezing)) for _ in range(2))
+    run(before, 1)
+    after.live.load_state_dict(before.live.state_dict())
+    assert all(weight.requires_grad for weight in after.live.model.parameters())
+
+
 def test_members_that_hold_one_layer_without_weights_each_move_their_own() -> None:
     alone, beside = (start(studies.member(model=lambda: nn.Sequential(nn.Linear(12, 10), NORM))) for _ in range(2))
     run(alone, 1)

@@ -374,8 +374,9 @@ class LiveMember:
         here, device = state.get("called_here", {}), self.backend.device
         extra = move_tensors(extra_states(state["model"]), here.get("network", ()), device)
         load_weights(self.model, {**state["model"], **extra}, device, late=state.get("late", ()))
+        named = dict(self.model.named_parameters())  # a ScriptModule has no `get_parameter`
         for name in state.get("turned", ()):  # weights that a step has frozen or unfrozen
-            weight = self.model.get_parameter(name)
+            weight = named[name]
             weight.requires_grad_(not weight.requires_grad)
         load_optimizer_state(self.optimizer, state["optimizer"])
         if self.schedule is not None:
