@@ -79,12 +79,13 @@ def build_member(
         several = member.optimizers is not None
         optimizer, schedule = build_own_optimizers(own, model, mode) if several else _optimizer(own, model, mode)
         check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
-        if thaws := own.step is not None or may_thaw(optimizer, schedule) != "":
+        thaws = may_thaw(optimizer, schedule) != ""
+        if thaws:  # not for each step of a member's own, which seldom unfreezes: many members may share one large frozen network
             ensure_own_memory(model, again, frozen=True)
     check_average_of(member, model)
     model.train()  # as before each epoch: a `train` of its own may keep layers in eval(), and copies are tried before the first one
     trained = model, optimizer, schedule, randomness
-    live = LiveMember(own, backend, *trained, objective, mode, answering=answering, thaws=thaws)
+    live = LiveMember(own, backend, *trained, objective, mode, answering=answering, thaws=thaws or own.step is not None)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and can_step_in_one_pass(optimizer)
     return live
