@@ -45,6 +45,15 @@ def test_the_line_that_loads_the_best_trial_can_be_pasted(tmp_path: Path, space:
     assert [trial.state for trial in found.study.trials] == [trial.state for trial in report.study.trials]
 
 
+def test_a_search_that_was_killed_before_its_data_was_open_says_so(tmp_path: Path) -> None:
+    argosy.tune(SEARCH, directory=tmp_path, **HERE)
+    (tmp_path / "study.json").unlink()
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "journal.jsonl").write_text("".join(lines[: 1 + 4]))  # the search began, and its trials were proposed
+    with pytest.raises(RunError, match="the data was not open when the run ended"):
+        argosy.load(tmp_path, study=SEARCH)
+
+
 @pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")
 def test_no_trial_of_a_finished_search_is_loaded_as_running(tmp_path: Path) -> None:
     """That the first trials are out follows from the failure of the last."""

@@ -47,7 +47,9 @@ def load(
     state = RunState.of(events)
     tuner.replay(events, state)
     tuner.table.sweep(state)  # which trials are out may depend on others that failed, as the replay has found
-    report, timed = loading.load_timed(directory, study=_together([tuner.study, *added]))
+    # A run that is measuring its first trials may end without any; the next driver proposes them again.
+    known = _together([tuner.study, *added]) if tuner.table.members else None
+    report, timed = loading.load_timed(directory, study=known)
     return SearchReport.of(report, timed, tuner.sampling.study)
 
 
