@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from contextlib import nullcontext
@@ -41,6 +42,7 @@ from argosy.training.device.devices import (
     open_backend,
     wait_for_memory,
 )
+from argosy.training.device.process_state import preserve_process_state
 from argosy.training.member import checkpoint
 from argosy.training.member.tally import Tally
 from argosy.training.programs.fused.draws import PerMemberDraws
@@ -620,6 +622,28 @@ def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch:
     with os.fdopen(ours) as told:
         assert f"cuda was initialised in process {os.getpid()} before" in told.read()
     assert open_backend("late:0").name == "late:0", "the process that initialised it may use it"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_trains_while_a_thread_of_its_parent_does() -> None:
+    holds, ends = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with preserve_process_state():
+            holds.set()
+            ends.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    holds.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        with preserve_process_state():
+            os._exit(0)
+    ends.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_nothing_is_initialised_by_looking() -> None:

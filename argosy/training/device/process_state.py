@@ -44,6 +44,8 @@ __all__ = [
 
 RANDOM_LOCK = threading.RLock()
 """Held by the thread that uses the process's random generators; draws of another thread that trains or predicts would interleave."""
+# A forked child has none of its parent's threads but the one that forked.
+os.register_at_fork(after_in_child=lambda: RANDOM_LOCK._is_owned() or RANDOM_LOCK._at_fork_reinit())  # type: ignore[attr-defined]
 ATTRIBUTES = (
     "backends.cudnn.allow_tf32",
     "backends.fp32_precision",
