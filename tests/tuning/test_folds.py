@@ -1,5 +1,6 @@
 """Tests that the members of a trial that is a mean continue, rest and end together, and that each trains as it would alone."""
 
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -155,3 +156,18 @@ def test_a_trial_of_one_repetition_is_that_member(tmp_path: Path) -> None:
     assert {row["trial"]: row["lr"] for row in report.table()} == {
         f"net-{trial.number}-fold=0": trial.params["lr"] for trial in report.study.trials
     }
+
+
+@pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")
+def test_members_of_a_stopped_trial_end_although_the_driver_was_killed_in_their_first_section(tmp_path: Path) -> None:
+    terms = {"build": folded, "scheduler": "random", "n_trials": 3, "max_epochs": 2}
+    tune(tmp_path, **terms)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines(keepends=True)
+    begun = next(at for at, line in enumerate(lines) if '"SectionEnded"' in line)
+    stopped = {"event": "MemberEnded", "member": "net-1-fold=1", "status": "stopped", "reason": "by command", "at": 0.0}
+    kept = [line for line in lines[:begun] if '"Saved"' not in line]
+    (tmp_path / "journal.jsonl").write_text("".join([*kept, json.dumps(stopped) + "\n"]))
+    shutil.rmtree(tmp_path / "members")
+    rows = {row["member"]: row for row in tune(tmp_path, **terms).run.table()}
+    assert rows["net-1-fold=0"]["reason"] == "net-1-fold=1 stopped"
+    assert {row["status"] for row in rows.values()} == {"done", "stopped"}
