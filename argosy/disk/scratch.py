@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["is_locked", "is_abandoned", "is_of_a_fit", "scratch"]
+__all__ = ["is_locked", "is_abandoned", "is_scratch", "scratch"]
 
 YOUNG_SECONDS = 60.0
 """A process locks its folder at most this long after creating it."""
@@ -36,9 +36,9 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
-def is_of_a_fit(folder: Path) -> bool:
-    """Return whether a directory of a run is one of a ``fit``: its files are gone before a person reads of them."""
-    return folder.name.startswith("argosy-fit-")
+def is_scratch(folder: Path, kind: str) -> bool:
+    """Return whether a directory is one of this kind, as of a ``fit``: its files are gone before a person reads of them."""
+    return folder.name.startswith(f"argosy-{kind}-")
 
 
 def is_abandoned(folder: Path) -> bool:

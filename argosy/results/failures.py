@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from argosy.disk.scratch import is_of_a_fit
+from argosy.disk.scratch import is_scratch
 from argosy.errors import MemberError, MemberFailed
 from argosy.errors.warned import warn_caller
 from argosy.protocol.events import OUT_OF_TIME
@@ -20,7 +20,7 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
     for row in rows:
         if row.status == "failed":
             fix = f"See {row.folder / 'log.txt'}, fix the cause, and train with retry_failed=True"
-            if is_of_a_fit(row.folder.parents[1]):
+            if is_scratch(row.folder.parents[1], "fit"):
                 fix = "Fix the cause, and fit again"
             warn_caller(f"member {row.failure}. {fix}.", MemberFailed)
         elif row.failed:
@@ -53,14 +53,16 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
 
 def warn_of_interrupts(report: Report) -> None:
     """Warn if a signal or a command paused the run, whose report nothing else shows: the caller's code goes on with members as they are."""
-    if _is_interrupted(report) and not is_of_a_fit(report.directory):
+    if _is_interrupted(report) and not is_scratch(report.directory, "fit"):
         warn_caller(f"the run in {report.directory} is paused: {report.reason}.")
 
 
 def raise_interrupts(report: Report) -> None:
     """Raise KeyboardInterrupt if a signal or a command paused the run."""
     if _is_interrupted(report):
-        raise KeyboardInterrupt(report.reason.partition(";")[0] if is_of_a_fit(report.directory) else report.reason)
+        raise KeyboardInterrupt(
+            report.reason.partition(";")[0] if is_scratch(report.directory, "fit") else report.reason
+        )
 
 
 def _is_interrupted(report: Report) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.cluster import Cluster
-from argosy.disk.scratch import is_of_a_fit
+from argosy.disk.scratch import is_scratch
 from argosy.errors import StudyError
 from argosy.errors.warned import warn_caller
 from argosy.planning.policy import NamedPolicy
@@ -414,7 +414,7 @@ def drive(
                     driver.stop_workers()
             reason = run.pause_reason or "" if status == "paused" else ""
         except BaseException as error:  # also where the workers end, after `drive` has returned another status
-            if isinstance(error, KeyboardInterrupt) and not is_of_a_fit(job.directory):
+            if isinstance(error, KeyboardInterrupt) and not is_scratch(job.directory, "fit"):
                 error.args = (INTERRUPTED_AGAIN,)
             status, reason = "failed", str(error)
             raise

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from argosy.disk.scratch import is_of_a_fit
+from argosy.disk.scratch import is_scratch
 from argosy.errors import MemberError, WorkerError
 
 __all__ = ["Tolerance"]
@@ -28,9 +28,11 @@ class Tolerance:
 
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
-        of_plan = logs.parent.name.startswith("argosy-profile-")  # deleted at the end, so there is nothing to retry
-        fixed = FIXED_FIT if is_of_a_fit(logs.parent) else FIXED_PLAN if of_plan else FIXED
-        self.advice: str = FIXED_SEARCH if of_search else fixed
+        directory, self.advice = logs.parent, FIXED_SEARCH if of_search else FIXED
+        if is_scratch(directory, "fit"):
+            self.advice = FIXED_FIT
+        elif is_scratch(directory, "profile"):
+            self.advice = FIXED_PLAN
         self._reasons: dict[str, str] = {}
         """Reasons of failures by member, in a search by trial."""
         self._losses = 0

@@ -174,17 +174,20 @@ class Validation:
     def _first_value(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
         """Return a metric's value for the first batch, with all classes as targets if it raises without."""
         try:
-            return _tensor(metric(output, target))
+            try:
+                return _tensor(metric(output, target))
+            except ValueError:
+                # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
+                value = _of_all_classes(metric, output, target)
+                if value is None:
+                    raise
         except USER_ERRORS as error:
-            # Metrics of scikit-learn raise ValueError if the batch lacks a class, which the whole set may contain.
-            value = _of_all_classes(metric, output, target) if isinstance(error, ValueError) else None
-            if value is None:
-                error.add_note(
-                    f"raised by metric {name!r} of outputs {format_given(output)} and targets {format_given(target)}"
-                )
-                raise
-            self._lacking.add(name)
-            return value
+            error.add_note(
+                f"raised by metric {name!r} of outputs {format_given(output)} and targets {format_given(target)}"
+            )
+            raise
+        self._lacking.add(name)
+        return value
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
