@@ -66,15 +66,8 @@ def distill(
     check_number("distill: weight", weight, above=0)
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
-    report = report.run if isinstance(report, SearchReport) else report
-    members = [*into] if isinstance(into, Sequence) else [into]
-    if not isinstance(report, Report):
-        raise StudyError(
-            f"distill: report is {describe_value(report)}; it must be the report of a run, for example argosy.load('runs/x', study=study). "
-            "Pass an ensemble or a network as teacher=."
-        )
-    if not all(isinstance(member, Member) for member in members):
-        raise StudyError(f"distill: into is {describe_value(into)}; it must be an argosy.Member, or a list of them.")
+    report = _run_of(report)
+    members = _students_of(into)
     study: Study = report.networks().known_study()
     if isinstance(study.data.train, SamplesWithAnswers):
         raise StudyError(
@@ -126,6 +119,25 @@ def distill(
         stop=study.stop if stop is None else stop,
         ensemble=None,
     )
+
+
+def _run_of(report: Any) -> Report:
+    """Return the report of the teachers' run, or raise StudyError if there is none."""
+    found = report.run if isinstance(report, SearchReport) else report
+    if not isinstance(found, Report):
+        raise StudyError(
+            f"distill: report is {describe_value(found)}; it must be the report of a run, for example argosy.load('runs/x', study=study). "
+            "Pass an ensemble or a network as teacher=."
+        )
+    return found
+
+
+def _students_of(into: Any) -> list[Member]:
+    """Return the students, or raise StudyError for what is no member."""
+    members = [*into] if isinstance(into, Sequence) else [into]
+    if not all(isinstance(member, Member) for member in members):
+        raise StudyError(f"distill: into is {describe_value(into)}; it must be an argosy.Member, or a list of them.")
+    return members
 
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:
