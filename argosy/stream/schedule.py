@@ -8,7 +8,7 @@ from argosy.protocol.feeder import Leg
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.order import Indices, split_order
 
-__all__ = ["Orders", "choose_block_size", "places", "section_start", "section_stop"]
+__all__ = ["Orders", "choose_block_size", "places", "samples_before", "section_start", "section_stop"]
 
 BLOCK_BYTES = 4 * 2**20
 
@@ -21,6 +21,11 @@ def section_start(section: int, length: int, per_epoch: int) -> int:
 def section_stop(section: int, length: int, per_epoch: int) -> int:
     """Return the element of its epoch's order just after the section's last one."""
     return length if (section + 1) % per_epoch == 0 else section_start(section + 1, length, per_epoch)
+
+
+def samples_before(section: int, length: int, per_epoch: int) -> int:
+    """Return the number of training samples of the stream before a section, counted over all epochs."""
+    return section * length // per_epoch
 
 
 def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, block_size: int) -> Iterator[Place]:

@@ -18,7 +18,7 @@ from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import Run
 from argosy.running.watch.phase import Phase
-from argosy.stream.schedule import section_start
+from argosy.stream.schedule import section_start, section_stop
 from argosy.study import Member
 
 __all__ = ["Measurements"]
@@ -100,8 +100,8 @@ class Measurements(ActingPart):
         """
         length, per_epoch = self.run.lengths["train"], self.run.per_epoch
         assert self.run.data is not None
-        start, stop = section_start(leg.section, length, per_epoch), section_start(leg.section + 1, length, per_epoch)
-        latest = max((stop or length) - self.run.data.block_size, start)
+        start, stop = section_start(leg.section, length, per_epoch), section_stop(leg.section, length, per_epoch)
+        latest = max(stop - self.run.data.block_size, start)
         return replace(leg, position=min(leg.position, latest))
 
     def _measure_remaining(self) -> None:

@@ -19,7 +19,7 @@ from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.launcher import Job
 from argosy.stopping import sections_in
 from argosy.stream.order import Selection, split_order
-from argosy.stream.schedule import section_start
+from argosy.stream.schedule import samples_before, section_start
 from argosy.study import Member, Study
 
 __all__ = ["FINAL_STATUSES", "Positions"]
@@ -267,7 +267,7 @@ class Positions:
         length, per_epoch = lengths["train"], self.study.validations_per_epoch
         start = self.leg_for(members, lengths)
         passed = start.section // per_epoch * length + start.position
-        return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
+        return max(samples_before(section, length, per_epoch) - passed, 0)
 
     def end_section(self, name: str) -> int | None:
         """Return the first section of the stream that a member certainly does not need; None if no rule determines one."""

@@ -13,7 +13,7 @@ from argosy.profiles import Profile
 from argosy.protocol.events import Passed, Profiled, SectionEnded
 from argosy.running.control.legs import LiveLeg
 from argosy.running.control.run import Run
-from argosy.stream.schedule import section_start
+from argosy.stream.schedule import samples_before
 
 __all__ = ["Predictions"]
 
@@ -110,7 +110,7 @@ class Predictions:
         if through <= expected.section:
             return []
         now, per_epoch, length = time.monotonic(), run.per_epoch, run.lengths["train"]
-        position = through // per_epoch * length + section_start(through, length, per_epoch)
+        position = samples_before(through, length, per_epoch)
         epoch, section = divmod(through - 1, per_epoch)
         # A batch across the end of a section was finished before this leg began.
         samples = max(position - expected.position, 0)
