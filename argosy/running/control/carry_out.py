@@ -74,7 +74,7 @@ class CarryOut(DriverPart):
     def give_credit(self, leg: LiveLeg, until: int) -> None:
         """Give the feeders of a leg credit up to a section."""
         leg.until = until
-        horizon = self.decisions.horizon(leg, until)
+        horizon = self.decisions.horizon(leg)
         credit = Credit(leg=leg.number, until=until, horizon=horizon, assignments=leg.assignment_numbers())
         leg.readers = tuple(credit.assignments)
         self.pool.give_credit(leg.feeders, credit)

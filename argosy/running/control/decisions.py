@@ -50,11 +50,10 @@ class Decisions(DriverPart):
         """Return how far a leg's credit may go."""
         return leg.credit_limit(turns=self.next_turn(leg))
 
-    def horizon(self, leg: LiveLeg, until: int) -> int | None:
-        """Return the first section that a leg's feeders need not prepare, with credit up to `until`; None if all may be needed."""
+    def horizon(self, leg: LiveLeg) -> int | None:
+        """Return the first section that a leg's feeders need not prepare; None if all may be needed."""
         makes_room = (self.has_waiting_members and leg.makes_room) or self.leg_to_rejoin(leg) is not None
-        horizon = until if makes_room else leg.horizon
-        return None if horizon is None else max(horizon, until)
+        return leg.until if makes_room else leg.horizon
 
     def must_finish_epoch(self, leg: LiveLeg) -> bool:
         """Return whether a leg is in the middle of an epoch under a policy that levels members at the ends of epochs.

@@ -222,9 +222,9 @@ class LiveLeg:
 
     @property
     def horizon(self) -> int | None:
-        """The first section that no member can need; None if unknown."""
+        """The first section without credit that no member can need; None if unknown."""
         ends = [self.last[name] for name in self.members]
-        return None if None in ends else max((end for end in ends if end is not None), default=self.until)
+        return None if None in ends else max([self.until, *(end for end in ends if end is not None)])
 
     def assignment_numbers(self) -> dict[str, int]:
         """Readers of the next announcements, with the numbers of their assignments."""
