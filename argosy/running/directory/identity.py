@@ -75,13 +75,13 @@ class Identity:
     def check(self, study: Study, **known: Any) -> None:
         """Raise RunError with all differences from the earlier study that can be seen from what is `known` so far."""
         if self.found is not None:
-            self._check(self._summary(study, **known))
+            self._check(self.found, self._summary(study, **known))
 
     def write(self, study: Study, **known: Any) -> None:
         """Check again with all that is known once data is open and networks are built (see `summarize`), and write."""
         described = self._summary(study, **known)
-        self._check(described)
         if self.found is not None:
+            self._check(self.found, described)
             self._merge_earlier(self.found, described)
         write_json(self.directory / "study.json", described)
         # After study.json, which now has these members.
@@ -145,11 +145,9 @@ class Identity:
         code = self._read(member.name, functions_of(member))
         return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
-    def _check(self, here: Mapping[str, Any]) -> None:
-        if self.found is None:
-            return
-        changed = self._changed_members(self.found, here)
-        of_study = list(self._differences(self.found, here))
+    def _check(self, earlier: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        changed = self._changed_members(earlier, here)
+        of_study = list(self._differences(earlier, here))
         if of_study or changed:
             lines = [*of_study, *(_format_members(names) + change for change, names in changed.items())]
             names = dict.fromkeys(itertools.chain(self._anew, *changed.values()))
@@ -251,11 +249,10 @@ def _advice(changed: Sequence[str], directory: Path) -> str:
         return f"Or start over: {everything}"
     flags = " ".join(f"--fresh {name}" for name in changed[:MOST_NAMED])
     more = "" if len(changed) <= MOST_NAMED else " and so on"
-    them, are, ones = ("it", "is", "a new member") if len(changed) == 1 else ("them", "are", "new members")
-    they = "they" if len(changed) > 1 else "it"
+    them, they_are = ("it", "it is a new member") if len(changed) == 1 else ("them", "they are new members")
     return (
         f"Or keep the rest:\n  fresh={list(changed[:MOST_NAMED])}{more} ({flags}{more}) trains {them} again and keeps the old files "
-        f"in members.old\n  under another name, {they} {are} {ones} beside the existing ones\n  {everything}"
+        f"in members.old\n  under another name, {they_are} beside the existing ones\n  {everything}"
     )
 
 
