@@ -41,11 +41,13 @@ from argosy.protocol.events import (
 from argosy.protocol.packs import Packed, StepsAlone
 from argosy.stopping import GrowingHistory
 
-__all__ = ["FINAL_STATUSES", "FAILED_STATUSES", "MemberState", "RunState"]
+__all__ = ["CUT_SHORT_STATUSES", "FINAL_STATUSES", "FAILED_STATUSES", "MemberState", "RunState"]
 
 FAILED_STATUSES = ("failed", "diverged")
 """Statuses of members that failed through their own code or loss."""
-FINAL_STATUSES = ("done", "stopped", *FAILED_STATUSES)
+CUT_SHORT_STATUSES = ("stopped", *FAILED_STATUSES)
+"""Statuses of members that ended before they were done; more epochs do not bring them back."""
+FINAL_STATUSES = ("done", *CUT_SHORT_STATUSES)
 """Statuses of members that have stopped training; a member that is done may be given more epochs later."""
 
 FILES_KEPT = 4

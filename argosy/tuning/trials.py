@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from argosy.protocol.events import Proposed
-from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
+from argosy.results.fold import CUT_SHORT_STATUSES, FAILED_STATUSES, MemberState, RunState
 from argosy.results.intervals import Interval
 from argosy.results.repetitions import Leader
 from argosy.stopping import is_better, sections_in
@@ -66,7 +66,7 @@ class TrialResult:
     @classmethod
     def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
         """Return the trial that is the mean of several members."""
-        wrong = next((one for one in members if one.status in FINAL_STATUSES and one.status != "done"), None)
+        wrong = next((one for one in members if one.status in CUT_SHORT_STATUSES), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
         # The sections that all members have ended.
         by_all = [*zip(*(one.sections for one in members), strict=False)]

@@ -27,11 +27,11 @@ from argosy.protocol.events import (
 )
 from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
 from argosy.protocol.trainer import Assign, GroupRank, Measure, Pause, Unassign
+from argosy.results.fold import CUT_SHORT_STATUSES
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
 from argosy.running.control.losses import RecoveryWay
 from argosy.running.control.members import Leaving, State
-from argosy.running.control.positions import FINAL_STATUSES
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
@@ -249,7 +249,7 @@ class CarryOut(DriverPart):
             self.refuse(addition, f"member {member!r} failed while it was measured: {last}{log}.")
             run.costs_settled = True
             return
-        if known.member(member).status in FINAL_STATUSES:
+        if known.member(member).status in CUT_SHORT_STATUSES:
             return  # another of its devices has already reported it
         self.record(MemberEnded(member=member, status=status, reason=reason))
         self.cost_table.forget(member)

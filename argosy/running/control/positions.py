@@ -10,7 +10,7 @@ from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Assigned, Retried
 from argosy.protocol.feeder import Leg, ShardMark
 from argosy.protocol.trainer import StartMember
-from argosy.results.fold import FAILED_STATUSES, RunState
+from argosy.results.fold import CUT_SHORT_STATUSES, RunState
 from argosy.running.control.resume import ResumePoint, resume_point, resume_points
 from argosy.running.control.verdicts import Fate, Judge, StoppingRules, Verdict, combine_verdicts
 from argosy.running.directory.clone import Clone
@@ -22,10 +22,8 @@ from argosy.stream.order import Selection, split_order
 from argosy.stream.schedule import samples_before, section_start
 from argosy.study import Member, Study
 
-__all__ = ["FINAL_STATUSES", "Positions"]
+__all__ = ["Positions"]
 
-FINAL_STATUSES = ("stopped", *FAILED_STATUSES)
-"""Statuses of members that further epochs do not bring back."""
 OF_TRIAL = re.compile(r"-\d+(-s\d+)?$")
 """End of the name of a trial: its number, and a rung from which it starts from scratch."""
 
@@ -143,7 +141,7 @@ class Positions:
 
     def _is_unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
-        if state.status in FINAL_STATUSES:
+        if state.status in CUT_SHORT_STATUSES:
             return False
         if self.verdict(member.name).fate is not Fate.END:
             return True

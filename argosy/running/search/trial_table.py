@@ -6,7 +6,7 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.protocol.events import MemberEnded
-from argosy.results.fold import FINAL_STATUSES, MemberState, RunState
+from argosy.results.fold import CUT_SHORT_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.running.search.trials import Trial, build_members
 from argosy.stopping import MaxEpochs
 from argosy.study import Member
@@ -122,7 +122,7 @@ class TrialTable:
         for trial in list(self.open.values()):
             states = trial.here(state)
             under_way = [one for one in states if one.status not in FINAL_STATUSES]
-            wrong = next((one for one in states if one.status in FINAL_STATUSES and one.status != "done"), None)
+            wrong = next((one for one in states if one.status in CUT_SHORT_STATUSES), None)
             if wrong is not None or not under_way:
                 self._handle_ended(trial, states, wrong, state)
             elif states[0].inherited is not None and not trial.reported_sections:
@@ -135,8 +135,7 @@ class TrialTable:
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
         # A trial that ended by its own rule does not continue under new terms either.
-        older = older and trial.first_ended(here) is None
-        if trial.sections is not None or not older or out:
+        if trial.sections is not None or out or not (older and trial.first_ended(here) is None):
             self.report_sections(trial, state)
             if out or wrong is not None or not trial.is_between_rungs(here, self.search.most):
                 self._end(trial, here, wrong)
