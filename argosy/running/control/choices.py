@@ -11,6 +11,7 @@ import json
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Choices:
         self._like_programs: dict[str, dict[tuple[int, bool], Chosen]] = {}
         """By member, then by number of members on its device and whether bits were kept."""
         for packed in () if like is None else like.packed:
-            for name in (name for names in packed.programs if packed.settled for name in names):
+            for name in chain.from_iterable(packed.programs) if packed.settled else ():
                 self._like_programs.setdefault(name, {})[packed.chosen.members, packed.unlike] = packed.chosen
         folder = choices_folder()
         self._programs = Cached(folder=folder, kind=KeptPrograms)
@@ -98,23 +99,23 @@ class Choices:
         """Return the earlier choices for a member, by number of members on its device."""
         if member in self._like_programs:
             return tuple(self._like_programs[member].values())
-        kept = self._programs.load(self._key(self._work_of(member)))
+        return self._kept_programs(self._key(self._work_of(member)))
+
+    def _kept_programs(self, key: str) -> tuple[Chosen, ...]:
+        kept = self._programs.load(key)
         return () if kept is None else kept.chosen
 
     def keep_programs(self, packed: Packed) -> None:
         """Keep a choice for later runs, if it affects bits and does not come from the run to be reproduced."""
         if not packed.settled or not packed.shows:
             return
-        names = [name for names in packed.programs for name in names if name not in self._like_programs]
-        for key in {self._key(self._work_of(name)) for name in names}:
-            kept = self._programs.load(key)
-            before = () if kept is None else kept.chosen
-            if packed.chosen not in before:
-                mine = packed.chosen
-                others = [
-                    one for one in before if (one.members, one.kind == "grouped") != (mine.members, packed.unlike)
-                ]
-                self._programs.save(key, KeptPrograms(chosen=(*others, packed.chosen)))
+        chosen, names = packed.chosen, chain.from_iterable(packed.programs)
+        for key in {self._key(self._work_of(name)) for name in names if name not in self._like_programs}:
+            before = self._kept_programs(key)
+            if chosen not in before:
+                same = chosen.members, packed.unlike
+                others = [one for one in before if (one.members, one.kind == "grouped") != same]
+                self._programs.save(key, KeptPrograms(chosen=(*others, chosen)))
 
     # ---- the policy
 
