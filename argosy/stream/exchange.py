@@ -11,7 +11,6 @@ at the other ends break. An exchange that breaks reports why and ends. It dies w
 import contextlib
 import datetime
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,7 +24,7 @@ import torch.distributed as dist
 
 from argosy.errors.traces import first_line
 from argosy.protocol.feeder import Team
-from argosy.stream.death import fork_process
+from argosy.stream.death import Child
 from argosy.stream.rendezvous import FORMING, open_store
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
@@ -70,9 +69,8 @@ class MeasuredExchanges(NamedTuple):
 class ExchangeProcess:
     """The feeder's handle on its exchange."""
 
-    def __init__(self, pid: int, connection: Connection, team: str) -> None:
-        self.pid = pid
-        self.connection = connection
+    def __init__(self, child: Child, team: str) -> None:
+        self.child = child
         self.team = team
         """Key of its team."""
         self.sending: set[int] = set()
@@ -80,29 +78,16 @@ class ExchangeProcess:
 
     def transfer(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
         """Send a slot that is ready, or receive into one that is free."""
-        # An exchange that has just died does not receive it; its end-of-file will arrive.
-        with contextlib.suppress(OSError):
-            self.connection.send(Transfer(slot, size, hops))
+        self.child.send(Transfer(slot, size, hops))
 
     def take(self) -> Any:
         """Return its next message; ExchangeFailed if it has died."""
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError):
-            return ExchangeFailed("its exchange died")
-
-    def end(self) -> None:
-        """Kill the exchange and wait for its end."""
-        self.connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        return self.child.receive() or ExchangeFailed("its exchange died")
 
 
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
     """Fork an exchange, which closes the inherited connections. If the team has no pipeline, it measures the candidates."""
-    pid, connection = fork_process("exchange", partial(_run_exchange, ring, team), closing=inherited)
-    return ExchangeProcess(pid, connection, team.key)
+    return ExchangeProcess(Child.fork("exchange", partial(_run_exchange, ring, team), closing=inherited), team.key)
 
 
 def _run_exchange(ring: Ring, team: Team, connection: Connection) -> int:

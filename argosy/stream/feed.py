@@ -170,14 +170,14 @@ class _Feeder:
 
     def _start_exchange(self, team: Team) -> None:
         self.exchange = start_exchange(self.ring, team, self.preparation.connections)
-        self.selector.register(self.exchange.connection, READ, partial(self._handle_exchange, self.exchange))
+        self.selector.register(self.exchange.child.connection, READ, partial(self._handle_exchange, self.exchange))
 
     def _stop_exchange(self) -> None:
         """End the exchange with other nodes, even if blocks are in transit."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            self.selector.unregister(exchange.connection)
-            exchange.end()
+            self.selector.unregister(exchange.child.connection)
+            exchange.child.end(kill=True)
             for slot in [slot for slot, holders in self.held.items() if exchange in holders]:
                 self._give_back(slot, exchange)
 

@@ -6,8 +6,6 @@ owns the rows of a task until it answers. A worker dies with its feeder (parent-
 heartbeat is a slot of the feeder's.
 """
 
-import contextlib
-import os
 import time
 import traceback
 from collections import deque
@@ -21,7 +19,7 @@ import torch
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
-from argosy.stream.death import fork_process
+from argosy.stream.death import Child
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
@@ -68,12 +66,10 @@ class TaskResult:
 class Loader:
     """The feeder's handle on one worker."""
 
-    def __init__(self, pid: int, connection: Connection, number: int, heartbeat: Heartbeat) -> None:
-        self.pid = pid
-        self.connection = connection
+    def __init__(self, child: Child, number: int) -> None:
+        self.child = child
         self.number = number
         """Number of its heartbeat slot, from 1 on."""
-        self.heartbeat = heartbeat
         self.tasks: deque[Task] = deque()
 
     @property
@@ -84,24 +80,12 @@ class Loader:
     def give(self, task: Task) -> None:
         """Give the worker a task."""
         self.tasks.append(task)
-        # A worker that has just died does not receive it; its end-of-file will bring the task back.
-        with contextlib.suppress(OSError):
-            self.connection.send(task)
+        self.child.send(task)  # the end-of-file of a worker that has just died will bring the task back
 
     def take(self) -> tuple[Task, TaskResult] | None:
-        """Return the task that the worker has just answered; None if it has died: call `end`. Its tasks are still listed then."""
-        try:
-            done = self.connection.recv()
-        except (EOFError, OSError):
-            return None
-        return self.tasks.popleft(), done
-
-    def end(self) -> None:
-        """Close the connection and wait until the worker has finished its current task and ended."""
-        self.connection.close()
-        os.waitpid(self.pid, 0)
-        # If it died in the middle of a sample, its slot still shows it as busy.
-        self.heartbeat.rest()
+        """Return the task that the worker has just answered; None if it has died: end it. Its tasks are still listed then."""
+        done = self.child.receive()
+        return None if done is None else (self.tasks.popleft(), done)
 
 
 def start_loader(
@@ -111,17 +95,13 @@ def start_loader(
 
     `number` must be unique among the feeder's loaders; `heartbeat` is the feeder's.
     """
-    own = heartbeat.slot(number)
-    pid, connection = fork_process("loader", partial(_run_worker, heartbeat, own, ring, sources), closing=inherited)
-    return Loader(pid, connection, number, own)
+    work = partial(_run_worker, ring, sources)
+    return Loader(Child.fork("loader", work, closing=inherited, heartbeat=heartbeat, slot=number), number)
 
 
-def _run_worker(
-    heartbeat: Heartbeat, own: Heartbeat, ring: Ring, sources: dict[str, Source], connection: Connection
-) -> int:
+def _run_worker(ring: Ring, sources: dict[str, Source], connection: Connection) -> int:
     # There may be a worker for each core.
     torch.set_num_threads(1)
-    heartbeat.become(own)
     while True:
         try:
             task: Task = connection.recv()

@@ -230,7 +230,7 @@ class Preparation:
         number = next(n for n in range(1, len(used) + 2) if n not in used)
         loader = start_loader(number, self.heartbeat, self.ring, self.sources, self.connections)
         self.loaders.append(loader)
-        self.selector.register(loader.connection, EVENT_READ, partial(self.receive, loader))
+        self.selector.register(loader.child.connection, EVENT_READ, partial(self.receive, loader))
 
     def end_surplus(self) -> None:
         """End surplus workers that have no task."""
@@ -239,16 +239,16 @@ class Preparation:
                 self._let_go(loader)
 
     def _let_go(self, loader: Loader) -> None:
-        self.selector.unregister(loader.connection)
+        self.selector.unregister(loader.child.connection)
         self.loaders.remove(loader)
-        loader.end()
+        loader.child.end()
 
     def end(self) -> None:
         """End all workers."""
         for loader in self.loaders:
-            loader.connection.close()
+            loader.child.connection.close()
         for loader in self.loaders:
-            loader.end()
+            loader.child.end()
 
 
 def _tasks_of_shards(

@@ -203,11 +203,11 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
         assert found["sample"][0] == "preparing sample 17 of train"
         # Only the sign of the hung loader is busy, not that of the feeder.
         assert [sign.busy for sign in heartbeat.read()] == [False, False, True]
-        os.kill(loaders[1].pid, signal.SIGKILL)
+        os.kill(loaders[1].child.pid, signal.SIGKILL)
         assert loaders[1].take() is None
     finally:
         for loader in loaders:
-            loader.end()
+            loader.child.end()
     assert not any(sign.busy for sign in heartbeat.read())
 
 

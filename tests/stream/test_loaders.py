@@ -40,8 +40,8 @@ def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
         loader.give(Task(0, PLACE, 0, np.arange(4)))
         while not heartbeat.read()[1].busy:
             time.sleep(0.001)
-    loader.connection.close()
-    _, status = os.waitpid(loader.pid, 0)
+    loader.child.connection.close()
+    _, status = os.waitpid(loader.child.pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 
 
@@ -62,7 +62,7 @@ def test_a_loader_that_skips_samples_shows_so_in_its_own_slot() -> None:
     before = heartbeat.read()
     loader.give(Task(0, PLACE, 0, np.arange(46, 50), shard=0))
     answer = loader.take()
-    loader.end()
+    loader.child.end()
     assert answer is not None
     assert answer[1].error is None
     feeder, own = (after.beat - sign.beat for after, sign in zip(heartbeat.read(), before, strict=True))

@@ -62,7 +62,7 @@ def test_a_shard_is_read_by_one_worker_as_long_as_that_lives(killed: bool, tmp_p
         preparation.dispatch()
         if killed and len(found) >= TOTAL // 2:
             killed = False
-            os.kill(preparation.loaders[1].pid, signal.SIGKILL)
+            os.kill(preparation.loaders[1].child.pid, signal.SIGKILL)
         for key, _ in selector.select():
             key.data()
         while preparation.filling and not preparation.filling[0].missing:

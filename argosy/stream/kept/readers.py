@@ -4,8 +4,6 @@ Contract. Reader k of n reads shards k, k + n, k + 2n, …; a shard's result doe
 progress, and its result for each shard. It dies with the caller, which kills all readers before it returns.
 """
 
-import os
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import cloudpickle
 
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.death import fork_process
+from argosy.stream.death import Child
 from argosy.stream.heartbeat import Heartbeat
 
 __all__ = ["Found", "GrowthCallback", "Read", "read_in_parallel"]
@@ -35,10 +33,9 @@ POLL_SECONDS = 1.0
 class _Reader(NamedTuple):
     """The caller's handle on one reader."""
 
-    pid: int
+    child: Child
     shards: set[int]
     """Shards that it has not finished."""
-    heartbeat: Heartbeat
 
 
 def read_in_parallel(
@@ -53,24 +50,25 @@ def read_in_parallel(
             heartbeat.beat(len(results))  # each reader has a heartbeat of its own
             for connection in wait(list(processes), POLL_SECONDS):
                 assert isinstance(connection, Connection)
-                try:
-                    shard, *reported = connection.recv()
-                except EOFError:
+                reader = processes[connection]
+                message = reader.child.receive()
+                if message is None:
                     # A reader ends when it has reported all of its shards.
-                    if processes[connection].shards:
+                    if reader.shards:
                         raise WorkerError(
                             "A process that reads shards of a stream died. Try --loader-workers 0: then one "
                             "process reads all shards, and a crash in native code becomes visible."
-                        ) from None
-                    _end(processes.pop(connection))
+                        )
+                    processes.pop(connection).child.end()
                     continue
+                shard, *reported = message
                 if isinstance(reported[0], Exception):
                     raise reported[0]
                 if isinstance(reported[0], str):
                     raise StudyError(f"Shard {shard} of a stream cannot be read: {reported[0]}Fix the stream.")
                 if isinstance(reported[0], bytes):
                     results[shard] = cloudpickle.loads(reported[0])
-                    processes[connection].shards.discard(shard)
+                    reader.shards.discard(shard)
                 else:
                     grown(shard, *reported)
     return [results[shard] for shard in range(shards)]
@@ -83,26 +81,17 @@ def _started_readers(
     processes: dict[Connection, _Reader] = {}
     try:
         for number in range(count):
-            own, its = heartbeat.slot(number + 1), range(number, shards, count)
-            pid, connection = fork_process("reader", partial(_run_reader, heartbeat, own, read, its, doing))
-            processes[connection] = _Reader(pid, set(its), own)
+            its = range(number, shards, count)
+            work = partial(_run_reader, heartbeat, read, its, doing)
+            child = Child.fork("reader", work, heartbeat=heartbeat, slot=number + 1)
+            processes[child.connection] = _Reader(child, set(its))
         yield processes
     finally:
-        for connection, reader in processes.items():
-            connection.close()
-            os.kill(reader.pid, signal.SIGKILL)
-            _end(reader)
+        for reader in processes.values():
+            reader.child.end(kill=True)
 
 
-def _end(reader: _Reader) -> None:
-    os.waitpid(reader.pid, 0)
-    reader.heartbeat.rest()
-
-
-def _run_reader(
-    heartbeat: Heartbeat, own: Heartbeat, read: Read[Found], shards: range, doing: str, connection: Connection
-) -> int:
-    heartbeat.become(own)
+def _run_reader(heartbeat: Heartbeat, read: Read[Found], shards: range, doing: str, connection: Connection) -> int:
     reported = 0
 
     def grown(shard: int, samples: int, size: int) -> None:
