@@ -92,8 +92,7 @@ def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile
         return False
     if len(live) == 1 and situation.running:
         return True
-    here = {*running.devices, *(device.name for device in situation.free)}
-    free = tuple(device for device in situation.devices if device.name in here)
+    free = situation.free_with(running)
     members = (*live, *_members_that_fit(situation.waiting, free))
     anew = replace(situation, waiting=members, free=free)
     return members_with_own_stream(Outlook.of(members, anew), anew) is None

@@ -57,6 +57,11 @@ class Situation:
     """Rate at which the cluster can prepare samples; None if not measured, so that policies that have the choice share one stream."""
     moving: Moving = field(default_factory=Moving)
 
+    def free_with(self, flotilla: Flotilla) -> tuple[Device, ...]:
+        """Return the free devices and those of a flotilla, in the order of the cluster."""
+        names = {*flotilla.devices, *(device.name for device in self.free)}
+        return tuple(device for device in self.devices if device.name in names)
+
 
 class Policy(Protocol):
     """A policy of the planner; both answers depend only on the arguments."""

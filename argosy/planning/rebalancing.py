@@ -29,9 +29,7 @@ def keeps_unless_it_pays(
     if situation.waiting:
         return False
     running = started.keeping(profile.member for profile in live)
-    available = {*(device.name for device in situation.free), *running.devices}
-    free = tuple(device for device in situation.devices if device.name in available)
-    candidate = launch(replace(situation, waiting=live, free=free))
+    candidate = launch(replace(situation, waiting=live, free=situation.free_with(running)))
     # If best fit has found room for fewer members in one flotilla, there is no gain, and the present one is not broken up.
     gain = _head_start(candidate, running, situation)
     if sum(len(flotilla.members) for flotilla in candidate) == len(live):
