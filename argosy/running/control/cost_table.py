@@ -111,12 +111,8 @@ class CostTable:
             self.measured.pop(name, None)
         self._clear_profiles()
 
-    def clear_requests(self) -> None:
-        """Note that no trainer is measuring any more."""
-        self._asked.clear()
-
     def keep_requests_on(self, devices: Collection[str]) -> None:
-        """Note that only these devices keep measuring; the others get no data to measure on."""
+        """Note that only these devices keep measuring; the others get no data to measure on, or are told to stop."""
         self._asked = {name: device for name, device in self._asked.items() if device in devices}
 
     def handle_lost_trainer(self, device: str, newcomers: Collection[str]) -> str | None:
@@ -205,7 +201,7 @@ class CostTable:
         self.groups = largest_measured_group(rates, node_devices=self.node_devices)
         self.measured.clear()
         self.missing |= set(names)
-        self.clear_requests()
+        self.keep_requests_on(())
         return True
 
     # ---- profiles

@@ -161,7 +161,7 @@ class Decisions(DriverPart):
         candidates, now = [flotilla for flotilla in anew if staying.issuperset(flotilla.members)], set(leg.members)
         # The leg continues with the one that has most of its members.
         flotilla = max(candidates, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
-        nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
+        nodes = {feeder.node for feeder in self.pool.alive(leg.feeders)}
         if flotilla is not None and all(self.pool.node_of[device] in nodes for device in flotilla.devices):
             return flotilla, False
         return None, False

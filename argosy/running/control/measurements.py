@@ -90,7 +90,7 @@ class Measurements(ActingPart):
         assignments = dict.fromkeys(devices, fed.assignment)
         self.pool.give_credit(names, Credit(leg=fed.leg.number, until=until, horizon=horizon, assignments=assignments))
         self.starts.measuring_leg = fed
-        self.cost_table.clear_requests()
+        self.cost_table.keep_requests_on(())
         self._measure(devices, fed.assignment)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
@@ -171,7 +171,7 @@ class Measurements(ActingPart):
         """Note after a regrouping that no trainer is measuring any more."""
         self.starts.measuring_leg = None
         self.timing.forget()
-        self.cost_table.clear_requests()
+        self.cost_table.keep_requests_on(())
 
     # ---- members that join
 

@@ -77,6 +77,10 @@ class WorkerPool:
         feeder = self.feeders.get(worker)
         return self.node_of[worker] if feeder is None else feeder.node
 
+    def alive(self, feeders: Iterable[str]) -> list[Feeder]:
+        """Return those of these feeders that are not lost."""
+        return [self.feeders[name] for name in feeders if name in self.feeders]
+
     def start(self) -> None:
         """Start one feeder on each node, and every trainer."""
         for node in self._feeder_counts:
@@ -137,7 +141,7 @@ class WorkerPool:
 
     def attach(self, feeders: Iterable[str], device: str) -> None:
         """Attach a trainer to the feeder on its node."""
-        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
+        for feeder in self.alive(feeders):
             if self.node_of.get(device) == feeder.node and device not in feeder.readers:
                 self._detach(device)
                 feeder.readers.add(device)
@@ -150,7 +154,7 @@ class WorkerPool:
         """
         for device in credit.assignments:
             self.attach(feeders, device)
-        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
+        for feeder in self.alive(feeders):
             assignments = {
                 device: assignment
                 for device, assignment in credit.assignments.items()
@@ -186,10 +190,9 @@ class WorkerPool:
 
     def stop_feeding(self, feeders: Iterable[str]) -> None:
         """Let feeders stop preparing; lost ones are skipped."""
-        for feeder in feeders:
-            if feeder in self.feeders:
-                self.feeders[feeder].team = ""
-                self.workers.send(feeder, Feed(leg=Leg.empty()))
+        for feeder in self.alive(feeders):
+            feeder.team = ""
+            self.workers.send(feeder.name, Feed(leg=Leg.empty()))
 
     def define(self, trainer: str, members: Iterable[Member]) -> None:
         """Send a trainer the definitions of members that it does not have yet, in one message."""
