@@ -150,6 +150,12 @@ class Report:
             )
         return row
 
+    def _given(self, network: Any) -> MemberResult | None:
+        """Return the member that a network is given by, by default the best one; None if it is given as a module."""
+        if network is None:
+            return self.best()
+        return self._row(network) if isinstance(network, str | MemberResult) else None
+
     def _unknown(self, name: str, known: Sequence[str]) -> RunError:
         """Return the error for an unknown name of a member."""
         return RunError(
@@ -202,9 +208,8 @@ class Report:
         network yourself. If the study skips samples that raise (`Data.on_error`), their rows are NaN and a warning names them. Raises
         RunError and StudyError.
         """
-        if network is None or isinstance(network, str | MemberResult):
-            network = (self.best() if network is None else self._row(network)).load()
-        return self.networks().predict(network, samples)
+        row = self._given(network)
+        return self.networks().predict(network if row is None else row.load(), samples)
 
     def export(
         self,
@@ -223,9 +228,7 @@ class Report:
         takes inputs as `Data.on_device` returns them; with `preprocess`, which needs a format with the whole network, as the dataset returns
         them. The report needs its study. Raises RunError and StudyError.
         """
-        named = isinstance(network, str | MemberResult)
-        row = self.best() if network is None else self._row(network) if named else None
-        folder = user_path(to)
+        row, folder = self._given(network), user_path(to)
         self.networks().export(network, row, folder, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
         return folder
 
