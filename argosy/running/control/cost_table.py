@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -179,14 +179,14 @@ class CostTable:
         return sound or ([] if pending else wanted[:1])
 
     def commands(
-        self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
+        self, devices: Sequence[str], assignment: int | None, accumulate: Callable[[str], int]
     ) -> dict[str, Measure]:
         """Return what each device measures; a device without members still has to release the block of an earlier assignment."""
         wanted, shares = self.representatives(beside=assignment is None), {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
             self._asked |= dict.fromkeys(share, device)
-            micro = {name: accumulate[name] for name in share}
+            micro = {name: accumulate(name) for name in share}
             thorough = self.node_devices is not None
             shares[device] = Measure(
                 assignment=assignment, members=share, accumulate=micro, thorough=thorough, groups=self.groups

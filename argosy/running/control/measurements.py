@@ -110,8 +110,7 @@ class Measurements(ActingPart):
             self._measure(self.pool.devices, self.starts.measuring_leg.assignment)
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
-        accumulate = {member.name: self.positions.accumulate(member.name) for member in self.run.study.members}
-        self.carry_out.measure(self.cost_table.commands(tuple(devices), assignment, accumulate))
+        self.carry_out.measure(self.cost_table.commands(tuple(devices), assignment, self.positions.accumulate))
 
     # ---- sums over devices
 
