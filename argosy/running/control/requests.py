@@ -88,17 +88,17 @@ class Requests:
         members = self.run.members
         if members.addition(name):
             return f"{REFUSED}{name} is still being added. Stop it once that request is answered."
-        if name in members.in_states(State.ENDED):
+        states = {known: members.state(known) for known in self.run.study.names}
+        if states.get(name) is State.ENDED:
             return (
                 f"{REFUSED}{name!r} has already ended: {self.run.state.member(name).status}. There is nothing to stop."
             )
-        known = members.in_states(*(state for state in State if state is not State.ENDED))
-        stoppable = [one for one in known if not members.addition(one)]
+        stoppable = [one for one, state in states.items() if state is not State.ENDED and not members.addition(one)]
         if name not in stoppable:
             return f"{REFUSED}no member {name!r}{did_you_mean(name, stoppable)} is training; members that can be stopped: {format_names(sorted(stoppable)) or 'none'}."
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
-        if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):
+        if states[name] in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):
             self.carry_out.end(name, "stopped", "by command")
         else:
             self.carry_out.stop(name)
