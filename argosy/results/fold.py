@@ -273,8 +273,8 @@ class RunState:
                 if (event.epoch, event.section) > self.suspects.get(event.member, (event.epoch, event.section)):
                     del self.suspects[event.member]
             case Saved():
-                regrouping = len(self.passed), event.leg
-                self.saving[regrouping] = self.saving.get(regrouping, 0.0) + event.seconds
+                leg = len(self.passed), event.leg
+                self.saving[leg] = self.saving.get(leg, 0.0) + event.seconds
                 saved = self.member(event.member).saved
                 saved.append(event.checkpoint)
                 del saved[:-FILES_KEPT]
@@ -351,8 +351,8 @@ class RunState:
             case Packed():
                 self.packed.append(event)
                 for name in itertools.chain.from_iterable(event.programs):
-                    packed = self.member(name)
-                    packed.packed, packed.as_alone = event, packed.as_alone and event.exact
+                    member = self.member(name)
+                    member.packed, member.as_alone = event, member.as_alone and event.exact
             case PolicyAnswered():
                 self.policy_answers.setdefault(event.question, event)
             case StepsAlone():

@@ -69,9 +69,9 @@ class Heartbeat:
         return cls(memoryview(mmap.mmap(descriptor, 0)))
 
     @classmethod
-    def of(cls, picture: bytes) -> "Heartbeat":
-        """Return a heartbeat to read a copy made by `picture`."""
-        return cls(memoryview(picture))
+    def of(cls, snapshot: bytes) -> "Heartbeat":
+        """Return a heartbeat to read a copy made by `snapshot`."""
+        return cls(memoryview(snapshot))
 
     def slot(self, number: int) -> "Heartbeat":
         """Return the slot of loader 1, 2, … of this worker, set to idle."""

@@ -154,7 +154,7 @@ class ShardedStream:
         self._heartbeat = heartbeat
         """Beats at each sample that is read or skipped."""
         self._starts: list[int] = [0, *np.cumsum(lengths).tolist()]
-        self._places: dict[int, _OpenShard] = {}
+        self._open: dict[int, _OpenShard] = {}
         """Open shards; the one read last comes last."""
         self._known: dict[int, ShardMark] = {}
         """By shard, the mark from which reading can continue."""
@@ -181,7 +181,7 @@ class ShardedStream:
     def __getitem__(self, index: int) -> Any:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - self._starts[shard]
-        reading = self._places.pop(shard, None)
+        reading = self._open.pop(shard, None)
         try:
             if reading is None or reading.row > row:
                 reading = self._opened(shard, row)
@@ -199,9 +199,9 @@ class ShardedStream:
         if self._has_state:
             self._prove_mark(shard, row, sample)
         if row + 1 < self.lengths[shard]:
-            self._places[shard] = reading
-        if len(self._places) > OPEN_SHARDS:
-            del self._places[next(iter(self._places))]
+            self._open[shard] = reading
+        if len(self._open) > OPEN_SHARDS:
+            del self._open[next(iter(self._open))]
         return sample
 
     def _next(self, reading: _OpenShard, shard: int, row: int) -> Any:
@@ -264,7 +264,7 @@ class ShardedStream:
 
     def close(self) -> None:
         """Close all open shards, and with them the files that the stream may hold open."""
-        self._places.clear()
+        self._open.clear()
 
 
 def _checksum(before: int, sample: Any) -> int:

@@ -115,7 +115,7 @@ class Peer:
                 self._unsent[0] = memoryview(frame), descriptors
                 return False
             except OSError:
-                self._stop_receiving()
+                self._stop_sending()
                 return True
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -131,7 +131,8 @@ class Peer:
             return socket.send_fds(self._socket, [data], list(descriptors))
         return self._socket.send(data)
 
-    def _stop_receiving(self) -> None:
+    def _stop_sending(self) -> None:
+        """Discard what is unsent and what will be."""
         self._deaf = True
         while self._unsent:
             for descriptor in self._unsent.popleft()[1]:
@@ -206,7 +207,7 @@ class Peer:
         self._deaf = self._over = True
         # Otherwise a thread in the middle of `send` could write to a descriptor that meanwhile belongs to another file.
         mine = self._writing.acquire(timeout=1.0)
-        self._stop_receiving()
+        self._stop_sending()
         while self.descriptors:
             os.close(self.descriptors.popleft())
         self._socket.close()

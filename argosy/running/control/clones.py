@@ -65,9 +65,9 @@ class Clones:
             device, source = self._device(clone.source) if clone.warm else None, self.run.state.member(clone.source)
             if device is not None and newest in (None, waiting.older):
                 # The next checkpoint may be from the middle of an epoch, or already be deleted.
-                files = len(source.sections)
-                if waiting.asked != files:
-                    waiting.asked = files
+                ended = len(source.sections)
+                if waiting.asked != ended:
+                    waiting.asked = ended
                     self.carry_out.send({device: Save()})
                 continue
             if clone.warm and newest is None and source.epochs >= 1 and source.status not in FINAL_STATUSES:

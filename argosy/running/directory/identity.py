@@ -49,10 +49,10 @@ class Identity:
     """
 
     def __init__(
-        self, directory: Path, members: Mapping[str, MemberState], state: ProcessState, *, of_search: bool = False
+        self, directory: Path, members: Mapping[str, MemberState], process: ProcessState, *, of_search: bool = False
     ) -> None:
         self.directory = directory
-        self.state = state
+        self.process = process
         self._of_search = of_search
         """Whether members are trials; users do not choose the names of these."""
         self._begun = {
@@ -160,7 +160,7 @@ class Identity:
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
         """Return `summarize` with the digests of all code."""
         described = summarize(study, **known)
-        described["process"] = self.state.decisive_settings
+        described["process"] = self.process.decisive_settings
         of_data = {"on_device": study.data.on_device, "then": study.data.then}
         described["code"] = {"version": CodeReader.VERSION, "parts": {}, **self._read("", of_data)}
         for member in study.members:

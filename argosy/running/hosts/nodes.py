@@ -48,7 +48,7 @@ class NodeWorkers:
         remote: Sequence[RemoteNode],
         blobs: Mapping[str, int],
         listener: AgentListener,
-        recruits: NodeMonitor,
+        node_monitor: NodeMonitor,
         directory: Path,
         *,
         here: ProcessWorkers | None = None,
@@ -59,7 +59,7 @@ class NodeWorkers:
         self.blobs = blobs
         """By role: descriptor of the blob that workers unpack."""
         self.listener = listener
-        self.node_monitor = recruits
+        self.node_monitor = node_monitor
         self.directory = directory
         self._store = NetworkRendezvous(remote[0].peer.host, listener.log_refusal)
         self.mark: Path = directory / "workers" / f"mark-{os.urandom(8).hex()}"

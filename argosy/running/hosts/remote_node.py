@@ -166,8 +166,8 @@ class RemoteNode:
             case WorkerMessage():
                 self._handle_worker(message.worker, message.message)
             case Heartbeats():
-                for name, (picture, cpu_seconds) in message.workers.items():
-                    self._signs[name] = Heartbeat.of(picture), cpu_seconds
+                for name, (snapshot, cpu_seconds) in message.workers.items():
+                    self._signs[name] = Heartbeat.of(snapshot), cpu_seconds
             case FilePiece():
                 assert self.file_sync is not None
                 self.file_sync.arrivals.take(message)
