@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -31,7 +31,7 @@ from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
-from argosy.stream.opening import Opening, make_lazy_source, open_sources
+from argosy.stream.opening import Opening, make_lazy_source
 from argosy.stream.probing import Facts
 from argosy.stream.sources import ArraySource, DatasetSource, Source
 from argosy.study import Data
@@ -46,7 +46,7 @@ WITH_THREADS = ("blosc2", "duckdb", "polars", "tensorstore")
 """Packages with threads of their own, which Python does not list and a fork lacks: it waits for them for ever, or is ended by the package."""
 
 
-_Message = Mapping[str, Facts | None]
+_Known = Mapping[str, Facts | None]
 """What a spare has to know about the data: facts by split; None for arrays."""
 
 
@@ -65,47 +65,48 @@ def open_for(
     ``loaders`` is the number of these workers. ``data`` unpacks the data, anew at each call. ``hang_up`` closes the connections by which other
     processes notice the caller's end. ``most_kept`` limits the bytes of kept rows on disk. ``shards`` has known lengths of shards.
     """
-    if not loaders:
-        opened = data()
-        return open_sources(opened, seed=seed, heartbeat=heartbeat, cache=cache_for(opened, most_kept), shards=shards)
-    before = list_unforkable()
-    empty, message = _Standby.fork()
 
     def opening() -> Opening:
         return Opening(data=data(), seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
-    if message is not None:
+    def probed(here: Opening, splits: Mapping[str, Any]) -> dict[str, Source]:
+        return here.sources(splits, Prover(cache_for(here.data, most_kept)))
+
+    if not loaders:
+        here = opening()
+        return probed(here, here.splits())
+    before = list_unforkable()
+    empty, known = _Standby.fork()
+    if known is not None:
         own = cache(opening)  # still empty when loader workers are forked: each unpacks the data once for all splits
         return {
             # Arrays are opened immediately.
             name: opening().open(name) if facts is None else make_lazy_source(name, facts, own, heartbeat)
-            for name, facts in message.items()
+            for name, facts in known.items()
         }
     here = opening()
     splits = here.splits()
-
-    def learn() -> tuple[dict[str, Source], _Message]:
-        sources = here.sources(splits, Prover(cache_for(here.data, most_kept)))
-        facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in sources.items()}
-        return sources, facts
-
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.end()  # no loader workers
         return splits
     if _has_opened(before):
-        empty.take_over(learn()[1], hang_up)
-    loaded, message = _Standby.fork()
-    if message is not None:
+        empty.take_over(_known_of(probed(here, splits)), hang_up)
+    loaded, known = _Standby.fork()
+    if known is not None:
         return {
-            name: split if (facts := message[name]) is None else here.source(split, name, facts)
+            name: split if (facts := known[name]) is None else here.source(split, name, facts)
             for name, split in splits.items()
         }
-    sources, message = learn()
+    sources = probed(here, splits)
     empty.end()
     if _has_opened(before):
-        loaded.take_over(message, hang_up)
+        loaded.take_over(_known_of(sources), hang_up)
     loaded.end()
     return sources
+
+
+def _known_of(sources: Mapping[str, Source]) -> _Known:
+    return {name: source.facts if isinstance(source, DatasetSource) else None for name, source in sources.items()}
 
 
 def cache_for(data: Data, most_bytes: int | None) -> RowCache | None:
@@ -121,8 +122,8 @@ class _Standby:
         self.connection = connection
 
     @classmethod
-    def fork(cls) -> "tuple[_Standby, _Message | None]":
-        """Fork a waiting copy of this process. In this process the message is None; in a spare that goes on it is the one received."""
+    def fork(cls) -> "tuple[_Standby, _Known | None]":
+        """Fork a waiting copy of this process. In this process there is no message; in a spare that goes on it is what was received."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
         sys.stdout.flush()
@@ -140,7 +141,7 @@ class _Standby:
         self._send(b"")
         os.waitpid(self.pid, 0)
 
-    def take_over(self, message: _Message, hang_up: Callable[[], None]) -> NoReturn:
+    def take_over(self, message: _Known, hang_up: Callable[[], None]) -> NoReturn:
         """Let the spare replace this process, which ends when the spare does."""
         # cloudpickle: a sample may be a named tuple defined in the user's script.
         self._send(cloudpickle.dumps(message))
@@ -158,7 +159,7 @@ class _Standby:
         self.connection.close()
 
 
-def _wait(feeder: int, connection: Connection) -> _Message:
+def _wait(feeder: int, connection: Connection) -> _Known:
     """Wait in a spare for the message to go on; on any other the process ends."""
     try:
         die_with_parent(feeder)
@@ -166,7 +167,7 @@ def _wait(feeder: int, connection: Connection) -> _Message:
         pickled = connection.recv_bytes()
         if pickled:
             name_process("feeder")
-            message: _Message = cloudpickle.loads(pickled)
+            message: _Known = cloudpickle.loads(pickled)
             return message
     except EOFError:
         pass
