@@ -23,7 +23,7 @@ from argosy.stream.death import Child
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
-from argosy.stream.sources import DatasetSource, Source
+from argosy.stream.sources import DatasetSource, Filled, Source
 from argosy.stream.wire import Peer
 
 __all__ = ["TaskResult", "Loader", "Task", "run_task", "start_loader"]
@@ -50,17 +50,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Result of a task: its holes as (index, error), or the error that ends the run."""
+    """Result of a task: what was filled, or the error that ends the run."""
 
-    holes: list[tuple[int, str]]
+    filled: Filled
     error: StudyError | None = None
-    prepared: int = 0
-    """Number of samples prepared, including holes."""
     kept: int = 0
     """Number of kept samples, which were not prepared again."""
     cpu_seconds: float = 0.0
-    marks: tuple[ShardMark, ...] = ()
-    """Marks of the shards from which samples were read."""
 
 
 class Loader:
@@ -120,12 +116,9 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> TaskResult:
             source.resume_from(task.mark)
         filled = source.fill(block, task.low, task.indices)
         kept = len(task.indices) - filled.prepared
-        cpu_seconds = time.process_time() - cpu
-        return TaskResult(
-            filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=cpu_seconds, marks=filled.marks
-        )
+        return TaskResult(filled, kept=kept, cpu_seconds=time.process_time() - cpu)
     except StudyError as error:
-        return TaskResult([], error)
+        return TaskResult(Filled(), error)
     except Exception as error:  # process boundary: the feeder must learn of any error
         trace = "".join(traceback.format_exception(error))
-        return TaskResult([], StudyError(f"Data.{task.place.split}: {trace}Fix the dataset."))
+        return TaskResult(Filled(), StudyError(f"Data.{task.place.split}: {trace}Fix the dataset."))

@@ -26,7 +26,7 @@ from argosy.stream.order import OPEN_SHARDS, Indices
 from argosy.stream.ring import Ring
 from argosy.stream.shards import shards_of
 from argosy.stream.sharing import Hop
-from argosy.stream.sources import Source
+from argosy.stream.sources import Filled, Source
 
 __all__ = ["BlockInProgress", "Preparation"]
 
@@ -187,14 +187,14 @@ class Preparation:
     def _finish(self, task: Task, done: TaskResult) -> None:
         if done.error is not None:
             raise done.error
-        self.gauge.prepared += done.prepared
+        self.gauge.prepared += done.filled.prepared
         self.gauge.kept += done.kept
         self.gauge.preparation_cpu_seconds += done.cpu_seconds
         filling = self._block_of(task)
         filling.missing -= 1
-        filling.prepared += done.prepared
-        filling.holes += done.holes
-        filling.marks += done.marks
+        filling.prepared += done.filled.prepared
+        filling.holes += done.filled.holes
+        filling.marks += done.filled.marks
         if filling in self.abandoned and not filling.missing:
             self.abandoned.remove(filling)
             self.free.append(filling.slot)
@@ -210,7 +210,7 @@ class Preparation:
             )
         filling = self._block_of(task)
         if filling in self.abandoned:
-            self._finish(task, TaskResult([]))
+            self._finish(task, TaskResult(Filled()))
         else:
             filling.todo.appendleft(task)
 

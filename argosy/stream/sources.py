@@ -30,9 +30,9 @@ __all__ = ["ArraySource", "DatasetSource", "Filled", "Source", "format_activity"
 class Filled(NamedTuple):
     """Result of filling rows of a block."""
 
-    holes: list[tuple[int, str]]
+    holes: Sequence[tuple[int, str]] = ()
     """(index, error) of each broken sample."""
-    prepared: int
+    prepared: int = 0
     """Number of samples that were prepared, including holes; the others were kept."""
     marks: tuple[ShardMark, ...] = ()
     """Marks of the shards from which samples were read."""
@@ -116,7 +116,7 @@ class ArraySource(Source):
                     select_rows(array, torch.from_numpy(indices), out=leaf[low:high])
         block.indices[low:high] = indices
         block.sound[low:high] = True
-        return Filled([], len(indices))
+        return Filled(prepared=len(indices))
 
     def fixed(self, indices: Indices) -> bool:
         """Return True."""
