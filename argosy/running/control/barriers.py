@@ -101,7 +101,7 @@ class Barriers(ActingPart):
         if not (fates or leg.gate is Gate.HOLDING or self.members.any_unplaced):
             return {device: tuple(assignment.members) for device, assignment in leg.assignments.items()}, set()
         if leg.until % self.run.per_epoch == 0 and self.run.packs is None:
-            self.run.positions.join(self.members.waiting, leg.until // self.run.per_epoch)
+            self.positions.join(self.members.waiting, leg.until // self.run.per_epoch)
         profiles = self.decisions.profiles([*live, *self.members.unplaced])
         self.carry_out.record(*self.predictions.note_profiles(profiles))
         with self.predictions.time_planning():

@@ -58,7 +58,7 @@ class CarryOut(DriverPart):
         """Journal events before any further command is sent, fold them into the state, and show them."""
         for event in events:
             self.run.journal.append(event)
-            self.run.state.apply(event)
+            self.state.apply(event)
             self.run.view.handle("", event)
 
     def answer(self, file: str, answer: str) -> None:
@@ -178,7 +178,7 @@ class CarryOut(DriverPart):
 
     def _group_rank(self, leg: LiveLeg, name: str, device: str) -> GroupRank | None:
         """Return the rank of a device in the group of a split member; it is journaled before any device steps the member."""
-        placement, before = leg.flotilla.of(name), self.run.state.member(name).split
+        placement, before = leg.flotilla.of(name), self.state.member(name).split
         split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
         if split != before and (placement.is_split or before is not None):
             self.record(split)
@@ -239,7 +239,7 @@ class CarryOut(DriverPart):
 
     def end(self, member: str, status: str, reason: str) -> None:
         """End a member, or one that was about to join."""
-        run, known = self.run, self.run.state
+        run = self.run
         if member not in run.study.names:
             return  # it was never added, because another member of its file had failed
         addition = self.members.addition(member)
@@ -249,7 +249,7 @@ class CarryOut(DriverPart):
             self.refuse(addition, f"member {member!r} failed while it was measured: {last}{log}.")
             run.costs_settled = True
             return
-        if known.member(member).status in CUT_SHORT_STATUSES:
+        if self.state.member(member).status in CUT_SHORT_STATUSES:
             return  # another of its devices has already reported it
         self.record(MemberEnded(member=member, status=status, reason=reason))
         self.cost_table.forget(member)
@@ -265,7 +265,7 @@ class CarryOut(DriverPart):
         if status == "failed":
             repetition = run.study.member(member).repetition if run.bringers else None
             trial = repetition.of if repetition else member
-            any_section = any(m.sections for m in known.members.values())
+            any_section = any(m.sections for m in self.state.members.values())
             run.tolerance.count_member_failure(member, reason, trial=trial, any_section=any_section)
 
     def _unassign(self, member: str) -> None:

@@ -101,14 +101,14 @@ class Decisions(DriverPart):
 
     def leaving_verdict(self, name: str) -> Verdict | None:
         """Return the verdict on a member that ends or rests, whose last section, if it has any, is saved; None if it continues."""
-        verdict, member = self.positions.verdict(name), self.run.state.member(name)
+        verdict, member = self.positions.verdict(name), self.state.member(name)
         settled = member.saved_at_its_end or not member.sections
         return verdict if verdict.fate is not Fate.GO_ON and settled else None
 
     def undecided(self) -> list[str]:
         """Return members whose last section an earlier driver may have saved without journaling what follows."""
         # A finished member may wait because a search has to compare more trials than before.
-        names, member = self.members.in_states(State.WAITING, State.ENDED), self.run.state.member
+        names, member = self.members.in_states(State.WAITING, State.ENDED), self.state.member
         return [name for name in names if self.members.is_waiting(name) or member(name).status not in FINAL_STATUSES]
 
     def called(self) -> list[str]:

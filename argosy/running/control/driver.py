@@ -134,11 +134,11 @@ class Driver(ActingPart):
         run.choices.warn_if_none_is_known([member.name for member in run.study.members])
         self.pool.start()
         # The costs of resting members have to be known too: a judge may call them in the middle of the stream.
-        run.cost_table.request_costs(map(run.study.member, run.positions.unfinished()))
+        self.cost_table.request_costs(map(run.study.member, self.positions.unfinished()))
         while self._has_work():
             self._round()
         # The last member may have ended just before a pause.
-        return "paused" if run.positions.unfinished() or self._more_to_come else "done"
+        return "paused" if self.positions.unfinished() or self._more_to_come else "done"
 
     def _round(self) -> None:
         """Receive messages, decide, and write the journal; the commands of this round are sent at the beginning of the next one."""
@@ -183,10 +183,8 @@ class Driver(ActingPart):
         self.measurements.measure_unknown()
 
     def _choose_ensemble(self) -> None:
-        run = self.run
-        while (
-            run.ensemble_judge is not None and (decision := run.ensemble_judge.decide(run.state, run.study)) is not None
-        ):
+        judge, study = self.run.ensemble_judge, self.run.study
+        while judge is not None and (decision := judge.decide(self.state, study)) is not None:
             self.carry_out.record(decision)
 
     def _settle_costs(self) -> None:
@@ -239,7 +237,7 @@ class Driver(ActingPart):
             last_first.callback(run.metrics.write)
             # The next run repeats these at its end.
             with contextlib.suppress(OSError):
-                run.cost_table.remember(state, run.study)
+                self.cost_table.remember(state, run.study)
             for member in state.members.values():
                 with contextlib.suppress(OSError):
                     settle_files(member, run.directory)
@@ -295,7 +293,7 @@ class Driver(ActingPart):
                     self.carry_out.record(event)
                     run.tolerance.reset_losses()
                     run.metrics.note(self.state.member(event.member))
-                    run.cost_table.update_rate(event, self.state.member(event.member))
+                    self.cost_table.update_rate(event, self.state.member(event.member))
                     self.predictions.note_stepped(event)
                     self.barriers.judge(event.member)
                 case Saved():
@@ -313,7 +311,7 @@ class Driver(ActingPart):
                     self.predictions.note_started(event.member)
                     self._warn_of_state(event)
                 case Packed():
-                    run.cost_table.note_program_costs(event)
+                    self.cost_table.note_program_costs(event)
                     run.choices.keep_programs(event)
                     self.carry_out.record(event)
                 case _:
@@ -358,12 +356,12 @@ class Driver(ActingPart):
             warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
         planner.preparation_seconds = opened.seconds_per_sample
-        run.cost_table.samples_per_epoch = opened.lengths["train"]
+        self.cost_table.samples_per_epoch = opened.lengths["train"]
         planner.opening_seconds = opened.opening_seconds
         run.identity.check(run.study, **run.study_properties())
         costs = planner.preparation_rate, planner.opening_seconds
         started = make_run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
-        retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
+        retried = [Retried(members=self.positions.retried)] if self.positions.retried else []
         data = DataOpened(keeping=opened.keeping, shards=opened.shards)
         self.carry_out.record(started, data, *retried, *([] if self.anew is None else [self.anew]))
         # Move the files of members that start over before study.json describes the new ones.

@@ -61,7 +61,7 @@ class Faults(ActingPart):
             return
         member, device = self.run.study.member(message.member), self.run.cluster.device(worker)
         measured, exact = self.cost_table.measured.get(message.member), self.run.settings.numerics == "exact"
-        now = self.run.positions.accumulate(member.name)
+        now = self.positions.accumulate(member.name)
         crowded = (
             measured is not None
             and measured.memory_bytes < device.memory_bytes
@@ -137,7 +137,7 @@ class Faults(ActingPart):
         The first time, the device itself may be the cause.
         """
         certain = [name for name in poisoned.members if name in self.run.study.names]
-        guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
+        guilty = len(certain) == 1 and certain[0] in self.state.suspects
         if guilty:
             self.run.tolerance.reset_losses()
         self.carry_out.record_loss(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
@@ -317,7 +317,7 @@ class Faults(ActingPart):
         self.carry_out.resume_or_end(sorted(names))
         waiting = set(self.members.waiting)
         if self.run.pause_reason is not None:
-            training = {name for name in waiting if self.run.state.member(name).status == "training"}
+            training = {name for name in waiting if self.state.member(name).status == "training"}
             self.carry_out.record_paused(sorted(training | waiting.intersection(names)), self.run.pause_reason)
             self.run.phase = Phase.OVER
             return

@@ -91,14 +91,13 @@ class LegStarts(ActingPart):
 
     def plan(self) -> Plan:
         """Return what the policy starts on free devices."""
-        run = self.run
         profiles = self.decisions.profiles(self.decisions.members_to_start())
         self.carry_out.record(*self.predictions.note_profiles(profiles))
         situation = self.decisions.situation(profiles, {})
         with self.predictions.time_planning():
             self._foresee(situation)
             planned = self.planner.launch(situation, tuple(self.splits.values()))
-        return replace(planned, notes=run.cost_table.notes)
+        return replace(planned, notes=self.cost_table.notes)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan, tell ``balanced`` how far all members train, if none may end sooner or join later."""
