@@ -86,21 +86,21 @@ class _Caller:
     @property
     def greeted(self) -> bool:
         """Whether nonce and name have arrived, so this side has proved the key."""
-        return len(self.received) > NONCE and len(self.received) >= self._greeting
+        return len(self.received) > NONCE and len(self.received) >= self._greeting_bytes
 
     @property
     def missing(self) -> int:
         """Number of bytes of the greeting or proof still to come. No more may be read: what follows is for the peer."""
-        wanted = self._greeting + PROOF if self.greeted else self._greeting
+        wanted = self._greeting_bytes + PROOF if self.greeted else self._greeting_bytes
         return wanted - len(self.received)
 
     @property
     def greeting(self) -> bytes:
         """Nonce and name."""
-        return bytes(self.received[: self._greeting])
+        return bytes(self.received[: self._greeting_bytes])
 
     @property
-    def _greeting(self) -> int:
+    def _greeting_bytes(self) -> int:
         return NONCE + 1 + (self.received[NONCE] if len(self.received) > NONCE else 0)
 
 
