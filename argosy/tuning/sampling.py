@@ -118,6 +118,12 @@ class Sampling:
         self.modes = modes
         """Mode of each objective."""
         self.seed = seed
+        if not callable(space):
+            check_distributions(space)
+            first = [
+                {name: as_drawn(space[name], value) if name in space else value for name, value in one.items()}
+                for one in first
+            ]
         self.waiting: dict[int, Mapping[str, Any]] = dict(enumerate(first))
         """Enqueued parameters, complete or not, that no trial has used yet, by position in `first`; the next trials take them."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
@@ -139,8 +145,6 @@ class Sampling:
         self._trials: list[optuna.Trial] = []
         self.changed: set[int] = set()
         """Numbers of the trials with changes that are not in Optuna's storage yet."""
-        if not callable(space):
-            check_distributions(space)
 
     def ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the next trial's parameters for the journal, and the argument from which its member is built."""
@@ -270,8 +274,6 @@ class Sampling:
         self._trials.append(trial)
         self.changed.add(trial.number)
         sampled = trial.params
-        if not callable(self.space):
-            sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
         strange = {name: value for name, value in sampled.items() if not isinstance(value, PLAIN)}
         if strange or not sampled:
             raise StudyError(

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import numbers
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -49,11 +48,17 @@ def check_distributions(space: Mapping[str, Any]) -> None:
 
 
 def as_drawn(distribution: Any, value: Any) -> Any:
-    """Return a given value as the distribution would draw it, for example 64 for 64.0 among integers, or for a number of NumPy."""
-    if not isinstance(value, numbers.Number):
+    """Return a given value as the distribution would draw it, for example 64 for 64.0 or "64" among integers, or for a number of NumPy.
+
+    A value that the distribution never draws stays as it is; Optuna refuses it.
+    """
+    choice = isinstance(distribution, optuna.distributions.CategoricalDistribution)
+    try:
+        given = float(value) if isinstance(value, str) and not choice else value
+        drawn = distribution.to_external_repr(distribution.to_internal_repr(given))
+    except ValueError:
         return value
-    drawn = distribution.to_external_repr(distribution.to_internal_repr(value))
-    return drawn if drawn == value else value
+    return drawn if drawn == given else value
 
 
 def grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Tests that parameters are Optuna's, each under a seed derived from its trial's number, so that a later driver proposes the same."""
 
+import json
 import math
 import warnings
 from functools import partial
@@ -142,13 +143,16 @@ def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, 
 
 def test_numbers_that_are_enqueued_are_of_the_kind_that_the_space_draws() -> None:
     space = {"x": FloatDistribution(0.0, 9.0), "units": IntDistribution(1, 8), "few": CategoricalDistribution([1, 2])}
-    first = [{"x": 1, "units": 3.0, "few": np.int64(2)}, {"units": True}, {"units": np.int64(5)}]
+    first = [{"x": 1, "units": 3.0, "few": np.int64(2)}, {"units": True}, {"x": "1e-3", "units": np.int64(5)}]
     sampling, later = (Sampling(space, modes=["min"], seed=3, sampler=None, first=first) for _ in range(2))
     found = [sampling.ask()[1] for _ in range(4)]
     assert repr(found[0]) == "{'x': 1.0, 'units': 3, 'few': 2}"
     assert [repr(one["units"]) for one in found[:3]] == ["3", "1", "5"]
+    assert repr(found[2]["x"]) == "0.001"
     assert [later.again(one)[1] for one in found[:3]] == found[:3]
     assert later.ask()[1] == found[3]
+    copied = [trial.system_attrs["fixed_params"] for trial in sampling.frozen_trials()[:3]]
+    assert json.loads(json.dumps(copied)) == copied  # NumPy's numbers have no place in Optuna's journal
 
 
 @pytest.mark.parametrize("choices", [[0, 1, True], [0.5, math.nan], [0.0, -0.0], [1, 1.0]])
