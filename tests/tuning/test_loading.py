@@ -10,6 +10,7 @@ import forked
 import living
 import pytest
 import torch
+from optuna.samplers import RandomSampler
 from searches import DATA, ROWS, SPACE, build, outcome
 from test_folds import folded
 
@@ -52,6 +53,20 @@ def test_a_search_that_was_killed_before_its_data_was_open_says_so(tmp_path: Pat
     (tmp_path / "journal.jsonl").write_text("".join(lines[: 1 + 4]))  # the search began, and its trials were proposed
     with pytest.raises(RunError, match="the data was not open when the run ended"):
         argosy.load(tmp_path, study=SEARCH)
+
+
+def test_trials_that_the_median_ended_stay_so_in_a_larger_search(tmp_path: Path) -> None:
+    """The same command again trained some of them further, which were no longer worse than the median of all trials."""
+    small = replace(SEARCH, scheduler="median", n_trials=10, sampler=RandomSampler)
+    first = argosy.tune(small, directory=tmp_path, **HERE)
+    ended = {name: one for name, one in outcome(first).items() if one[1] == "pruned"}
+    search = replace(small, n_trials=20)
+    whole = argosy.tune(search, directory=tmp_path, **HERE)
+    assert ended and ended.items() <= outcome(whole).items()
+    assert outcome(argosy.tune(search, directory=tmp_path, **HERE)) == outcome(whole)
+    found = argosy.load(tmp_path, study=search)
+    assert [trial.state for trial in found.study.trials] == [trial.state for trial in whole.study.trials]
+    assert all(trial.state.is_finished() for trial in found.study.trials)
 
 
 @pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")

@@ -37,7 +37,7 @@ from argosy.tuning.mirror import StorageMirror
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import DEFAULT_SAMPLERS, Sampling
-from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.scheduler import Scheduler, is_out
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import default_wave_size, explain_no_learning, groups, waves
 
@@ -167,7 +167,9 @@ class Tuner:
             if isinstance(event, SearchBegan):
                 present = event.terms == self.terms
             elif isinstance(event, MemberEnded) and event.status == "done":
-                self.table.note_end(event, present=present)
+                # Results of later trials do not call back a trial that was worse than the median at its time.
+                final = self.search.scheduler == "median" and is_out(event.reason)
+                self.table.note_end(event, present=present or final)
             elif isinstance(event, Proposed):
                 self._replay_proposal(event, then)
         self.table.catch_up(state)
