@@ -96,7 +96,7 @@ class SearchReport:
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
-        """Parameters that the best trial was built from."""
+        """Parameters of the best trial; if the space is a function that returns others, those that it suggested."""
         return self.parameters[self.best_trial.name]
 
     def best(self) -> MemberResult:
