@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Muon, Optimizer
+from torch.optim import Muon, Optimizer
 
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import find_kernels
@@ -27,14 +27,15 @@ from argosy.training.optim.kernels import (
 )
 from argosy.training.optim.rules import (
     RATE,
-    RULES,
     Numbers,
     RowOfNumbers,
     Steps,
+    counts_steps,
     has_momentum,
     numbers_of,
     orthogonal,
     settings_of,
+    state_names,
 )
 
 __all__ = ["FlatKernel", "FlatMemory"]
@@ -156,15 +157,12 @@ class FlatKernel:
 
     def _take(self, kind: type[Optimizer], group: dict[str, Any], states: Any, weight: Tensor, steps: Tensor) -> None:
         """Make an optimizer's state of a weight views of the moments."""
-        if kind is SGD and not group["momentum"]:
-            return  # it has no state
-        state = states[weight]
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
-        for name, moment in zip(RULES[kind].moments, self._moments, strict=False):
-            adopt_state(state, name, moment[place].view(weight.shape))
-        if RULES[kind].counts:
-            steps.fill_(float(state.get("step", 0)))
-            state["step"] = steps
+        for name, moment in zip(state_names(kind, group), self._moments, strict=False):
+            adopt_state(states[weight], name, moment[place].view(weight.shape))
+        if counts_steps(kind):
+            steps.fill_(float(states[weight].get("step", 0)))
+            states[weight]["step"] = steps
 
 
 def _side_by_side(matrices: list[tuple[nn.Parameter, int, dict[str, Any]]], memory: FlatMemory) -> Iterator[MatrixRun]:

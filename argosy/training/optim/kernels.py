@@ -19,7 +19,18 @@ from torch.optim import optimizer as torch_optimizer
 from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer
-from argosy.training.optim.rules import RULES, Move, Numbers, Steps, Tile, has_momentum, is_decoupled, settings_of
+from argosy.training.optim.rules import (
+    RULES,
+    Move,
+    Numbers,
+    Steps,
+    Tile,
+    counts_steps,
+    has_momentum,
+    is_decoupled,
+    settings_of,
+    state_names,
+)
 
 __all__ = [
     "OF_MUON",
@@ -94,7 +105,6 @@ class Kernel:
                 tile = Tile(
                     kind=kind,
                     groups=groups,
-                    momentum=has_momentum(groups[0]),
                     pieces=[slice(piece.start - columns.start, piece.stop - columns.start) for piece in pieces],
                     shape=pieces[0].shape,
                     columns=columns,
@@ -211,10 +221,9 @@ def steps_differ(optimizer: Optimizer) -> bool:
 
 def _take_state(tile: Tile, optimizers: Sequence[Optimizer], parameters: Sequence[Sequence[Tensor]]) -> None:
     """Move the optimizers' state of these weights, by row, into matrices of the tile; missing state is zero."""
-    rule = RULES[tile.kind]
-    if rule.counts:
+    if counts_steps(tile.kind):
         tile.state["step"] = torch.zeros(len(optimizers), len(tile.pieces))
-    for name in () if tile.kind is SGD and not tile.momentum else rule.moments:
+    for name in state_names(tile.kind, tile.groups[0]):
         tile.state[name] = torch.zeros_like(tile.weights, memory_format=torch.contiguous_format)
     for row, (optimizer, of_row) in enumerate(zip(optimizers, parameters, strict=True)):
         for number, (parameter, piece) in enumerate(zip(of_row, tile.pieces, strict=True)):

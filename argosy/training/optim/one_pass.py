@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from argosy.training.optim.kernels import is_unusual, mark_stepped
 from argosy.training.optim.optimizer_list import OptimizerList
-from argosy.training.optim.rules import TORCH_KERNELS, Group, TorchKernel
+from argosy.training.optim.rules import TORCH_KERNELS, Group, counts_steps, state_names
 
 __all__ = ["apply_moves", "prepare_moves", "step_in_one_pass", "can_step_in_one_pass"]
 
@@ -56,8 +56,8 @@ def prepare_moves(optimizer: Optimizer) -> Sequence[Move] | None:
 
     The step may be repeated as long as weights, gradients and states are the same tensors; hyper-parameters are read each time.
     """
-    kernel, moves = TORCH_KERNELS.get(type(optimizer)), list[Move]()
-    if kernel is None:
+    kind, moves = type(optimizer), list[Move]()
+    if kind not in TORCH_KERNELS:
         return None
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -67,7 +67,7 @@ def prepare_moves(optimizer: Optimizer) -> Sequence[Move] | None:
         # The kernels process elements in memory order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
             return None
-        moves += _moves(kernel, group, weights, gradients, optimizer.state)
+        moves += _moves(kind, group, weights, gradients, optimizer.state)
     return moves
 
 
@@ -84,16 +84,16 @@ def _dense(gradient: Tensor) -> bool:
 
 
 def _moves(
-    kernel: TorchKernel, group: Group, weights: list[Tensor], gradients: list[Tensor], states: States
+    kind: type[Optimizer], group: Group, weights: list[Tensor], gradients: list[Tensor], states: States
 ) -> Sequence[Move]:
     """Return the step of one parameter group."""
-    names, moves, steps = kernel.state_of(group), list[Move](), list[Tensor]()
+    names, moves, steps = state_names(kind, group), list[Move](), list[Tensor]()
     own = [states[weight] for weight in weights] if names else []  # torch keeps no empty state either
-    if kernel.counts:
+    if counts_steps(kind):
         steps, count = _counting(own)
         moves.append(count)  # first, because the kernel takes counts that include this step
     state = [[_of(each, name, weight) for each, weight in zip(own, weights, strict=True)] for name in names]
-    return [*moves, partial(kernel.call, group, weights, gradients, state, steps)]
+    return [*moves, partial(TORCH_KERNELS[kind], group, weights, gradients, state, steps)]
 
 
 def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:

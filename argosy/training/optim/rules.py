@@ -33,16 +33,19 @@ __all__ = [
     "RowOfNumbers",
     "Steps",
     "Tile",
-    "TorchKernel",
+    "counts_steps",
     "has_momentum",
     "is_decoupled",
     "numbers_of",
     "orthogonal",
     "settings_of",
+    "state_names",
 ]
 
 MOMENTS = "exp_avg", "exp_avg_sq"
 """Names of Adam's moments."""
+STATE_NAMES = {SGD: ("momentum_buffer",), Muon: ("momentum_buffer",), Adagrad: ("sum",), Adam: MOMENTS, AdamW: MOMENTS}
+"""Names of the state that has the shape of the weights."""
 SETTINGS = ("lr", "weight_decay", "momentum", "eps", "nesterov")
 """Options that a step depends on and that schedules may change, besides the betas."""
 EPS, RATE = 5, 6
@@ -74,6 +77,16 @@ def is_decoupled(kind: type[Optimizer], group: Group) -> bool:
     return kind in (AdamW, Muon) or bool(group.get("decoupled_weight_decay"))
 
 
+def state_names(kind: type[Optimizer], group: Group) -> tuple[str, ...]:
+    """Return the names of the state of a group's weights that has their shape: none for SGD without momentum."""
+    return () if kind is SGD and not has_momentum(group) else STATE_NAMES[kind]
+
+
+def counts_steps(kind: type[Optimizer]) -> bool:
+    """Return whether the state has step counts, on which a step depends."""
+    return kind not in (SGD, Muon)
+
+
 # ---- numbers
 
 
@@ -90,7 +103,7 @@ class RowOfNumbers(NamedTuple):
 def numbers_of(rows: Sequence[RowOfNumbers], steps: Steps, count: int) -> Numbers:
     """Return the numbers of the next `count` steps, with the current settings, after as many `steps` of each row."""
     numbers = np.tile(np.array([_numbers(row) for row in rows], np.float64), (count, 1, 1))
-    betas = np.array([row.group["betas"] if RULES[row.kind].counts else (0.0, 0.0) for row in rows]).T
+    betas = np.array([row.group["betas"] if counts_steps(row.kind) else (0.0, 0.0) for row in rows]).T
     # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
     for own, made in zip(numbers, steps + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
         first, second = 1 - betas**made
@@ -117,19 +130,8 @@ def _numbers(row: RowOfNumbers) -> tuple[float, ...]:
 # ---- torch's kernels on a CPU
 
 
-class TorchKernel(NamedTuple):
-    """A fused kernel of torch."""
-
-    call: Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]], list[Tensor]], object]
-    """Steps weights of one group along gradients, with their state and their step counts, which include this step."""
-    state: tuple[str, ...]
-    """Names of the state that has the shape of the weights."""
-    counts: bool = True
-    """Whether it takes step counts."""
-
-    def state_of(self, group: Group) -> tuple[str, ...]:
-        """Return the names of the state that the weights of a group have."""
-        return self.state if self.counts or has_momentum(group) else ()
+TorchKernel = Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]], list[Tensor]], object]
+"""A fused kernel of torch: steps weights of one group along gradients, with their state and their step counts, which include this step."""
 
 
 def _sgd_in_torch(group: Group, weights: list[Tensor], gradients: list[Tensor], state: Any, steps: Any) -> None:
@@ -160,9 +162,9 @@ def _adagrad_in_torch(group: Group, weights: list[Tensor], gradients: list[Tenso
 
 
 TORCH_KERNELS: dict[type[Optimizer], TorchKernel] = {
-    SGD: TorchKernel(_sgd_in_torch, ("momentum_buffer",), counts=False),
-    Adagrad: TorchKernel(_adagrad_in_torch, ("sum",)),
-    **{kind: TorchKernel(partial(_adam_in_torch, kind=kind), MOMENTS) for kind in (Adam, AdamW)},
+    SGD: _sgd_in_torch,
+    Adagrad: _adagrad_in_torch,
+    **{kind: partial(_adam_in_torch, kind=kind) for kind in (Adam, AdamW)},
 }
 
 
@@ -177,8 +179,6 @@ class Tile:
     """Type of the optimizer that steps the group."""
     groups: Sequence[Group]
     """The parameter group of each row's optimizer."""
-    momentum: bool
-    """Whether SGD has momentum."""
     pieces: Sequence[slice]
     """Columns of each weight, relative to the group's first column."""
     shape: torch.Size
@@ -199,6 +199,11 @@ class Tile:
     def steps(self) -> Steps:
         """Number of steps that each row has made, as a live view; empty if the optimizer does not count steps."""
         return self.state["step"][:, 0].numpy() if "step" in self.state else np.empty(0, np.float32)
+
+    @property
+    def momentum(self) -> bool:
+        """Whether it has state for momentum."""
+        return "momentum_buffer" in self.state
 
     @property
     def decays(self) -> bool:
@@ -222,7 +227,7 @@ class Tile:
 
     def move(self, gradients: Tensor, numbers: Tensor) -> Move:
         """Return a step along gradients, which reads its numbers ``[rows, 8]`` from this tensor when it is made."""
-        return RULES[self.kind].move(self, gradients, numbers.unsqueeze(2).unbind(1))
+        return RULES[self.kind](self, gradients, numbers.unsqueeze(2).unbind(1))
 
     def decay(self, gradients: Tensor, shrinks: Tensor, added: Tensor) -> None:
         """Decay the weights, or add their decay to the gradients, if some row decays."""
@@ -236,8 +241,7 @@ class Tile:
     def _in_torch(self, gradients: Tensor, kernel: TorchKernel) -> Move:
         slopes = self._cut(gradients)
         moves = [
-            partial(kernel.call, own.group, own.weights, own.of(slopes), own.state, own.steps)
-            for own in self._by_settings(kernel)
+            partial(kernel, own.group, own.weights, own.of(slopes), own.state, own.steps) for own in self._by_settings()
         ]
         return partial(run_in_turn, moves)
 
@@ -254,17 +258,17 @@ class Tile:
             self.runs = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
         return [matrix[:, run].unbind() for run in self.runs]
 
-    def _by_settings(self, kernel: TorchKernel) -> "Sequence[Alike]":
+    def _by_settings(self) -> "Sequence[Alike]":
         """Group the rows by their settings; the result is cached until these change."""
         settings = [settings_of(group) for group in self.groups]
         if self.alike is None or self.alike[0] != settings:
             rows: dict[Hashable, list[int]] = {}
             for row, own in enumerate(settings):
                 rows.setdefault(own, []).append(row)
-            names = kernel.state_of(self.groups[0])
-            weights, *state = [self._cut(of) for of in (self.weights, *(self.state[name] for name in names))]
+            matrices = [matrix for name, matrix in self.state.items() if name != "step"]
+            weights, *state = map(self._cut, (self.weights, *matrices))
             # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
-            steps = [self.state["step"][:, 0].unbind()] * len(weights) if kernel.counts else []
+            steps = [self.state["step"][:, 0].unbind()] * len(weights) if "step" in self.state else []
             self.alike = settings, [Alike(own, self.groups[own[0]], weights, state, steps) for own in rows.values()]
         return self.alike[1]
 
@@ -284,17 +288,6 @@ class Alike:
     def of(self, cut: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """Return these rows' tensors of each run of columns."""
         return [run[row] for run in cut for row in self._rows]
-
-
-class Rule(NamedTuple):
-    """How one type of optimizer steps all rows of a tile at once."""
-
-    move: Callable[[Tile, Tensor, Sequence[Tensor]], Move]
-    """Returns a step along gradients, which reads its numbers, each ``[rows, 1]``, when it is made."""
-    moments: tuple[str, ...]
-    """Names of the state that has the shape of the weights."""
-    counts: bool = False
-    """Whether numbers depend on how many steps were made."""
 
 
 def _sgd(tile: Tile, gradients: Tensor, numbers: Sequence[Tensor]) -> Move:
@@ -367,9 +360,7 @@ def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matri
     return all_rows(*matrices)
 
 
-RULES: dict[type[Optimizer], Rule] = {
-    SGD: Rule(_sgd, ("momentum_buffer",)),
-    Adam: Rule(_adam, MOMENTS, counts=True),
-    AdamW: Rule(_adam, MOMENTS, counts=True),
-    Muon: Rule(_muon, ("momentum_buffer",)),
-}
+Rule = Callable[[Tile, Tensor, Sequence[Tensor]], Move]
+"""How one type of optimizer steps all rows of a tile at once: returns a step along gradients, which reads its numbers, each ``[rows, 1]``,
+when it is made."""
+RULES: dict[type[Optimizer], Rule] = {SGD: _sgd, Adam: _adam, AdamW: _adam, Muon: _muon}
