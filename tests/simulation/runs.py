@@ -564,7 +564,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (stepping, "POLL_SECONDS", 0.02),
         (trainer, "time_sums", partial(_time_sums, world)),
         (guard, "has_batch_norm", lambda model: False),
-        *((where, "lowest_free", int) for where in (descriptors, guard)),
+        (descriptors, "lowest_free", int),
         (guard, "wait_for_memory", lambda backend, patience: False),
         # Tracebacks contain the path of the code and its current line numbers.
         (guard, "trace_of", repr),

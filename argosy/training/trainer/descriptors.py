@@ -4,8 +4,10 @@ import gc
 import os
 import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["Descriptors", "lowest_free"]
+__all__ = ["Descriptors"]
 
 LEAK_FILES = 16
 """Number of files left open from which a member counts as leaking."""
@@ -22,9 +24,14 @@ class Descriptors:
         self.left: Counter[str] = Counter()
         """Number of files that each member's own code has left open."""
 
-    def count(self, name: str, before: int) -> None:
-        """Count files that a member's code has left open; `before` is the value of `lowest_free` before it ran."""
-        self.left[name] += lowest_free() - before
+    @contextmanager
+    def counted(self, name: str) -> Iterator[None]:
+        """Count files that a member's code leaves open inside."""
+        before = lowest_free()
+        try:
+            yield
+        finally:
+            self.left[name] += lowest_free() - before
 
     def exhausted_by(self, name: str) -> bool:
         """Return whether a member has leaked files and the limit is almost reached."""

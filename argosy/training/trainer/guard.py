@@ -17,7 +17,7 @@ from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, is_out_of_memory, is_poisoned, wait_for_memory
 from argosy.training.device.moved import note_placement
 from argosy.training.member.live import LiveMember
-from argosy.training.trainer.descriptors import Descriptors, lowest_free
+from argosy.training.trainer.descriptors import Descriptors
 
 __all__ = ["Guard", "Poisoned"]
 
@@ -64,13 +64,10 @@ class Guard:
 
         With `again`, retry it after it ran out of memory, if a killed process has freed memory since.
         """
-        before = lowest_free()
         try:
-            try:
+            with self._files.counted(name):
                 done = action()
                 self.wait_if_careful()
-            finally:
-                self._files.count(name, before)
         except (DiskError, WorkerError):
             raise
         except USER_ERRORS as error:  # boundary to a member's code
