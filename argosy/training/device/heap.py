@@ -61,12 +61,13 @@ def give_back_memory() -> None:
         _libc.malloc_trim(0)
 
 
+def outside_heap(*, when: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Allocate large arrays outside the heap in this context; do nothing unless `when`, or if freed memory is not kept."""
+    return _outside_heap() if when and _keeps else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def outside_heap() -> Iterator[None]:
-    """Allocate large arrays outside the heap in this context; do nothing if freed memory is not kept."""
-    if not _keeps:
-        yield
-        return
+def _outside_heap() -> Iterator[None]:
     _libc.mallopt(M_MMAP_THRESHOLD, LARGE)
     try:
         yield

@@ -95,7 +95,7 @@ class Solo:
 
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
         """Run the backward pass on `rows` samples of a batch of size `of`, weighted by their share; returns losses per sample."""
-        with contextlib.nullcontext() if self.live.steps else outside_heap():
+        with outside_heap(when=not self.live.steps):
             for optimizer in self._moded:
                 optimizer.train()
             data = self.augmented(data)
@@ -251,7 +251,7 @@ class Solo:
         live = self.live
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        with contextlib.nullcontext() if live.steps else outside_heap():
+        with outside_heap(when=not live.steps):
             if not (live.one_pass and step_in_one_pass(live.optimizer)):
                 live.optimizer.step()
 

@@ -156,7 +156,7 @@ class ProgramOfSeveral(ABC):
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
         self._begin(batch)
-        with outside_heap() if self._begins else contextlib.nullcontext():
+        with outside_heap(when=self._begins):
             if self._as_one(batch, train=True):
                 data = self._samples(batch)
                 # A forward pass changes buffers, such as running statistics.
@@ -174,7 +174,7 @@ class ProgramOfSeveral(ABC):
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
-        with outside_heap() if self._begins else contextlib.nullcontext():
+        with outside_heap(when=self._begins):
             samples = self._finish_apart() if self._passed is None else self._made(self._finish_as_one(self._passed))
         self._forget()
         self._begins = False
