@@ -1,12 +1,13 @@
 """Applies the hyper-parameters of a clone that continues from its source's checkpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from argosy.bindings import rebind
 from argosy.errors import StudyError
+from argosy.training.member.copied import schedules_of
 from argosy.training.member.live import LiveMember
 
 __all__ = ["apply_changes"]
@@ -40,7 +41,7 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
     for group, *change in zip(live.optimizer.param_groups, *changes, strict=True):
         for key in [key for key in group if key == "lr" or key.endswith("_lr")]:
             group[key] = _scaled(group[key], *change)
-    for schedule in _with_parts(live.schedule):
+    for schedule in schedules_of(live.schedule):
         for rates in ("base_lrs", "max_lrs", "_last_lr"):
             values = getattr(schedule, rates, None)
             if values is not None:
@@ -54,13 +55,6 @@ def _built_rates(live: LiveMember, factory: Any) -> list[float]:
         for part in (built if isinstance(built, list | tuple) else [built])
         for group in part.param_groups
     ]
-
-
-def _with_parts(schedule: Any) -> Iterator[Any]:
-    """Yield a schedule and, recursively, its parts."""
-    yield schedule
-    for part in getattr(schedule, "_schedulers", ()):
-        yield from _with_parts(part)
 
 
 def _scaled(rate: Any, before: float, value: float) -> Any:

@@ -32,6 +32,7 @@ __all__ = [
     "moded_optimizers_of",
     "shared_data",
     "optimizers_of",
+    "schedules_of",
     "may_thaw",
     "with_own_buffers",
     "with_own_callables",
@@ -232,6 +233,13 @@ def optimizers_of(optimizer: Any) -> list[Any]:
     return ([] if several else [optimizer]) + [each for one in inside.values() for each in optimizers_of(one)]
 
 
+def schedules_of(schedule: Any) -> Iterator[Any]:
+    """Yield a schedule and, recursively, the parts of torch's composed schedules."""
+    yield schedule
+    for part in getattr(schedule, "_schedulers", ()):
+        yield from schedules_of(part)
+
+
 def may_thaw(optimizer: Any, schedule: Any) -> str:
     """Return what is not torch's and called in or after steps, where it may freeze or unfreeze weights: a hook of the optimizer, an optimizer
     whose code sets `requires_grad`, or a schedule, also one inside of a torch schedule. Empty if there is none."""
@@ -240,11 +248,9 @@ def may_thaw(optimizer: Any, schedule: Any) -> str:
             return "a hook of its optimizer"
         if any(map(_turns_weights, type(one).__mro__)):
             return f"its optimizer {type(one).__name__}"
-    pending = [] if schedule is None else [schedule]
-    for one in pending:
+    for one in () if schedule is None else schedules_of(schedule):
         if not isinstance(one, LRScheduler) or type(one).__module__ != LRScheduler.__module__:
             return f"its schedule {type(one).__name__}"
-        pending += getattr(one, "_schedulers", ())
     return ""
 
 
