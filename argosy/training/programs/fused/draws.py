@@ -5,7 +5,7 @@ drawing functions are intercepted and run for one member after another, each und
 make the vectorised call raise, and the member is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.device.kernel_forms import MaskDraw
+from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.vectorised import Level
 from argosy.training.programs.fused.vmap_overrides import OVERRIDES
 
-__all__ = ["PerMemberDraws", "has_dropout", "set_own_rates", "rate_of_row"]
+__all__ = ["PerMemberDraws", "draw_masks", "has_dropout", "set_own_rates", "rate_of_row"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
 """Functions that multiply their input by a random mask."""
@@ -89,6 +90,24 @@ def has_dropout(model: nn.Module) -> bool:
 def rate_of_row(rate: float, row: int) -> float:
     """Return a row's dropout rate from a single rate or from `Rates`."""
     return rate.of[row] if isinstance(rate, Rates) else rate
+
+
+def draw_masks(states: Iterable[Randomness], masks: Iterable[Sequence[tuple[float, Tensor]]]) -> None:
+    """Draw each member's dropout masks in place from its state, all of one member before the next, with the bits of dropout applied to ones.
+
+    Masks are given with the share of elements that is kept.
+    """
+    for state, own in zip(states, masks, strict=True):
+        if not own:
+            continue
+        with state.active():
+            for kept, mask in own:
+                if not 0 < kept < 1:
+                    mask.fill_(kept)  # nothing is drawn
+                elif mask.device.type == "cpu":
+                    mask.bernoulli_(kept).div_(kept)
+                else:
+                    mask.copy_(functional.dropout(torch.ones_like(mask), 1 - kept))
 
 
 class PerMemberDraws(TorchFunctionMode):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.draws import rate_of_row
+from argosy.training.programs.fused.draws import draw_masks, rate_of_row
 from argosy.training.programs.fused.vmap_overrides import linear
 
 __all__ = ["Layers", "modules_in_order"]
 
-OF_NUMBERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
-"""Elementwise modules."""
+ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
+"""Modules that compute each number alone."""
 
 
 class Layers:
@@ -52,7 +52,7 @@ class Layers:
 
     @torch.no_grad()
     def _masks(self, inputs: Tensor, states: Sequence[Randomness]) -> Iterator[Tensor]:
-        """Draw the masks of a pass, all of one member before the next, with the bits of dropout applied to ones."""
+        """Draw the masks of a pass."""
         shape, drawn = list(inputs.shape), list[tuple[nn.Dropout, Tensor]]()
         for module in self._modules:
             if isinstance(module, nn.Flatten):
@@ -61,14 +61,8 @@ class Layers:
                 shape[-1] = module.out_features
             elif isinstance(module, nn.Dropout) and _draws(module):
                 drawn.append((module, inputs.new_empty(shape)))
-        for number, state in enumerate(states if drawn else ()):
-            with state.active():
-                for module, masks in drawn:
-                    kept = 1 - rate_of_row(module.p, number)
-                    if 0 < kept < 1:
-                        masks[number].bernoulli_(kept).div_(kept)
-                    else:
-                        masks[number] = kept  # nothing is drawn
+        rows = range(len(states))
+        draw_masks(states, [[(1 - rate_of_row(module.p, row), masks[row]) for module, masks in drawn] for row in rows])
         return iter([masks for _, masks in drawn])
 
 
@@ -86,7 +80,7 @@ def modules_in_order(module: nn.Module) -> Iterator[nn.Module]:
 def _known(module: nn.Module) -> bool:
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
-    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and not _overrides_forward(module)
+    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *ELEMENTWISE) and not _overrides_forward(module)
 
 
 def _overrides_forward(module: nn.Module) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from argosy.training.device.kernel_forms import MaskDraw
 from argosy.training.device.own_kernels import find_kernels
@@ -22,6 +21,7 @@ from argosy.training.device.recorders import InBranches, run_in_turn
 from argosy.training.optim.flat_kernel import FlatMemory
 from argosy.training.optim.parameter_buffer import aligned_rows
 from argosy.training.programs.fused.device_draws import States
+from argosy.training.programs.fused.draws import draw_masks
 from argosy.training.programs.fused.layers import modules_in_order
 
 __all__ = ["Waves", "layers_of", "layer_sort_key"]
@@ -263,21 +263,10 @@ class WavePass:
             if self._drawn:
                 states.on_device.masks(self._drawn, self._drawn_into)
         elif states is not None:
-            self._draw(states)
+            draw_masks(states, self._masks)
         for wave in self._waves:
             in_branches([partial(product.forward, samples, train=states is not None) for product in wave])
         return self.outputs
-
-    def _draw(self, states: States) -> None:
-        """Draw each member's masks from its state, with the bits of dropout applied to ones."""
-        for state, masks in zip(states, self._masks, strict=True):
-            if masks:
-                with state.active():
-                    for kept, mask in masks:
-                        if mask.device.type == "cpu":
-                            mask.bernoulli_(kept).div_(kept)
-                        else:
-                            mask.copy_(functional.dropout(torch.ones_like(mask), 1 - kept))
 
     def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches) -> None:
         """Compute the groups' gradients after a forward pass, from the gradients of its outputs."""
