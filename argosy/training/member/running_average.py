@@ -9,7 +9,7 @@ on the batches of the epoch after the averaged ones: programs pass each batch, b
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from argosy.averages import EMA, SWA, Average, LastK
+from argosy.training.optim.parameter_buffer import restorer
 
-__all__ = ["RunningAverage", "Statistics", "extend_statistics", "norms_of"]
-
-Statistics = tuple[Mapping[str, Tensor], Sequence[int]]
-"""Snapshot of statistics that are being computed: buffers by name, and the number of batches."""
+__all__ = ["RunningAverage", "extend_statistics", "norms_of"]
 
 
 def norms_of(model: nn.Module) -> list[_BatchNorm]:
@@ -194,15 +192,15 @@ class RunningAverage:
             yield
         self.batches += 1
 
-    def statistics(self) -> Statistics:
-        """Return a snapshot for `go_back`."""
-        return {name: buffer.clone() for name, buffer in self.buffers.items()}, [self.batches]
+    def statistics_restorer(self) -> Callable[[], None]:
+        """Return a function that restores the statistics that are being computed."""
+        restore, batches = restorer([*self.buffers.values()]), self.batches
 
-    def go_back(self, to: Statistics) -> None:
-        """Return to a snapshot."""
-        buffers, (self.batches,) = to
-        for name, buffer in buffers.items():
-            self.buffers[name].copy_(buffer)
+        def go_back() -> None:
+            restore()
+            self.batches = batches
+
+        return go_back
 
     @torch.no_grad()
     def double(self) -> None:

@@ -6,13 +6,14 @@ tensors stay the same objects throughout.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterBuffer", "Piece", "aligned_rows", "copy_into", "outside_buffer", "stack_tensors"]
+__all__ = ["ParameterBuffer", "Piece", "aligned_rows", "copy_into", "outside_buffer", "restorer", "stack_tensors"]
 
 ALIGNED = 16
 """The distance between the starts of two rows is a multiple of this number of elements."""
@@ -133,3 +134,8 @@ def copy_into(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy values into tensors, to restore or set them."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)
+
+
+def restorer(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Return a function that restores the present values of tensors."""
+    return partial(copy_into, [tensor.clone() for tensor in tensors], tensors)

@@ -3,14 +3,14 @@
 As in that buffer, each member's own average holds views of the matrix until `dissolve` gives it memory of its own again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from argosy.training.member.live import LiveMember
-from argosy.training.member.running_average import RunningAverage, Statistics
-from argosy.training.optim.parameter_buffer import ParameterBuffer, aligned_rows, stack_tensors
+from argosy.training.member.running_average import RunningAverage
+from argosy.training.optim.parameter_buffer import ParameterBuffer, aligned_rows, restorer, stack_tensors
 
 __all__ = ["AverageBuffer"]
 
@@ -58,17 +58,16 @@ class AverageBuffer:
                 self._values[row].copy_(self._weights[row])
             average.count += 1
 
-    def statistics(self) -> Statistics:
-        """Return a snapshot of all statistics for `go_back`."""
-        return {name: buffer.clone() for name, buffer in self._own.items()}, [one.batches for one in self._averages]
+    def statistics_restorer(self) -> Callable[[], None]:
+        """Return a function that restores all statistics, as `RunningAverage.statistics_restorer` does."""
+        restore, batches = restorer([*self._own.values()]), [one.batches for one in self._averages]
 
-    def go_back(self, to: Statistics) -> None:
-        """Restore a snapshot."""
-        buffers, batches = to
-        for name, buffer in buffers.items():
-            self._own[name].copy_(buffer)
-        for average, count in zip(self._averages, batches, strict=True):
-            average.batches = count
+        def go_back() -> None:
+            restore()
+            for average, count in zip(self._averages, batches, strict=True):
+                average.batches = count
+
+        return go_back
 
     def dissolve(self) -> None:
         """Give each average memory of its own."""

@@ -26,7 +26,7 @@ from argosy.training.member.precision import LossScales, widen_losses
 from argosy.training.member.running_average import extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
-from argosy.training.optim.parameter_buffer import ParameterBuffer, copy_into, outside_buffer
+from argosy.training.optim.parameter_buffer import ParameterBuffer, outside_buffer, restorer
 from argosy.training.optim.rules import Move
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
@@ -133,8 +133,7 @@ class Fused(ProgramOfSeveral):
     def _samples(self, lockstep: Lockstep) -> PackInputs:
         data = self.inputs(lockstep)
         self._recompute(data)
-        moving = self.parameter_buffer.moving()
-        self._undoing.append(partial(copy_into, [weight.clone() for weight in moving], moving))
+        self._undoing.append(restorer(self.parameter_buffer.moving()))
         return data
 
     def _finish_as_one(self, passed: Part) -> Tensor:
@@ -166,7 +165,7 @@ class Fused(ProgramOfSeveral):
         averages = [live.average for live in self.members if live.average is not None and live.average.recomputes]
         if not averages:
             return
-        self._undoing.append(partial(self._averages.go_back, self._averages.statistics()))
+        self._undoing.append(self._averages.statistics_restorer())
         if len({average.batches for average in averages}) > 1:  # some had a broken batch, or were interrupted
             for row, solo in enumerate(self._solos):
                 own = map_leaves(itemgetter(row), data.tree) if data.apart else data.tree

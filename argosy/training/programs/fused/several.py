@@ -26,7 +26,7 @@ from argosy.training.member.foreseen import PendingLabels
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
-from argosy.training.optim.parameter_buffer import copy_into
+from argosy.training.optim.parameter_buffer import restorer
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.forward import PackInputs
@@ -160,8 +160,7 @@ class ProgramOfSeveral(ABC):
             if self._as_one(batch, train=True):
                 data = self._samples(batch)
                 # A forward pass changes buffers, such as running statistics.
-                buffers = [*self.buffers.values()]
-                self._undoing.append(partial(copy_into, [buffer.clone() for buffer in buffers], buffers))
+                self._undoing.append(restorer([*self.buffers.values()]))
                 self._passed = self._differentiated(data)
             else:
                 self._check_labels()

@@ -17,7 +17,7 @@ from argosy.stream.trees import map_leaves
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import ComparedPair, difference
 from argosy.training.device.recorders import Recorder, Uncaptured
-from argosy.training.optim.parameter_buffer import copy_into
+from argosy.training.optim.parameter_buffer import restorer
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.captured import Captured
@@ -67,11 +67,11 @@ class Evaluation:
 
     def _capture(self, data: PackInputs) -> tuple[Tensor, Any]:
         """Capture a pass, unless it would use too much memory; returns the results of an eager one."""
-        before = [buffer.clone() for buffer in self._buffers]
+        restore = restorer(self._buffers)
         try:
             self._warm_up(data)
         finally:
-            copy_into(before, self._buffers)
+            restore()
         result = self.captured.capture(self._made, data, self._buffers, agree=_agree)
         if self.captured.memory_bytes > MAX_HELD_BYTES:
             self.captured.close()

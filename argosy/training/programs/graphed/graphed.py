@@ -22,7 +22,7 @@ from argosy.training.device.equivalence import have_diverged
 from argosy.training.device.recorders import Recorder, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
-from argosy.training.optim.parameter_buffer import copy_into
+from argosy.training.optim.parameter_buffer import restorer
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import as_whole
@@ -184,12 +184,11 @@ class Graphed:
     def _run_eagerly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Run the step eagerly. An error restores the buffers, and also weights and states if kernels may fail halfway."""
         halfway = any(kernel.allocates for kernel in self._whole.kernels)
-        early = self._moving() if halfway else list(self._whole.buffers.values())
-        before = [tensor.clone() for tensor in early]
+        restore = restorer(self._moving() if halfway else list(self._whole.buffers.values()))
         try:
             return self._operators(data, watched=watched)
         except BaseException:
-            copy_into(before, early)
+            restore()
             raise
 
     def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:

@@ -89,7 +89,7 @@ class Single:
         random, average = self._live.randomness, self._live.average
         self._batch, self._undoing = batch, [partial(random.go_back, random.here())]
         if average is not None and average.recomputes:
-            self._undoing.append(partial(average.go_back, average.statistics()))
+            self._undoing.append(average.statistics_restorer())
         if self._keeps:
             self._undoing.append(self._live.called_restorer())
         self._solo.check_ahead()
