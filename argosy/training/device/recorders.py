@@ -5,8 +5,8 @@ not repeat the host's part of the work. A recorder captures on its own stream. T
 libraries allocate their work space per stream. Recordings share no memory, so those of several recorders may run at once.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "Recorder",
     "Recording",
     "Uncaptured",
+    "forked",
     "run_in_turn",
     "make_recorder",
     "has_recorder",
@@ -100,6 +101,17 @@ def make_recorder(backend: Backend) -> Recorder:
     """Return a recorder for a device that `has_recorder`."""
     recorder: Recorder = RECORDERS[_kind(backend)](backend.device)
     return recorder
+
+
+@contextmanager
+def forked(recorder: Recorder) -> Iterator[None]:
+    """Issue work on the recorder's stream inside, after all work issued before; later work on the current stream begins after it."""
+    recorder.fork()
+    try:
+        with recorder.own():
+            yield
+    finally:
+        recorder.join()
 
 
 def _kind(backend: Backend) -> str:

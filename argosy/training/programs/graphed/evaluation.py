@@ -16,7 +16,7 @@ from torch import Tensor
 from argosy.stream.trees import map_leaves
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import ComparedPair, difference
-from argosy.training.device.recorders import Recorder, Uncaptured
+from argosy.training.device.recorders import Recorder, Uncaptured, forked
 from argosy.training.optim.parameter_buffer import restorer
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
@@ -80,15 +80,13 @@ class Evaluation:
     def _warm_up(self, data: PackInputs) -> None:
         """Run passes on the capturing stream. Raises Uncaptured if members draw random numbers, or if the host waits for the device."""
         marks = self._program.marks()
-        self._recorder.fork()
         try:
-            with self._recorder.own():
+            with forked(self._recorder):
                 self._made(data)
                 with self._recorder.strict():
                     self._made(data)
             drawn = self._program.drew_since(marks)
         finally:
-            self._recorder.join()
             self._program.go_back(marks)
         if drawn:
             raise Uncaptured("its members draw random numbers in evaluation, each from its own state")

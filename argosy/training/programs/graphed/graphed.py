@@ -19,7 +19,7 @@ from torch import Tensor
 from argosy.stream.blocks import Block
 from argosy.training.device.clock import divide_time
 from argosy.training.device.equivalence import have_diverged
-from argosy.training.device.recorders import Recorder, make_recorder
+from argosy.training.device.recorders import Recorder, forked, make_recorder
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.optim.parameter_buffer import restorer
@@ -171,7 +171,8 @@ class Graphed:
         usual = data.samples == self.members[0].member.batch_size
         if usual and self._warm < WARM_UP:
             self._warm += 1
-            return self._warm_up_step(data)
+            with forked(self._recorder):
+                return self._run_eagerly(data, watched=True)
         if usual and not self.replays:
             return self._capture(data)
         totals = self._captured.replay(data)
@@ -209,14 +210,6 @@ class Graphed:
         with self._recorder.strict() if self._warm == WARM_UP else contextlib.nullcontext():
             yield
         check()
-
-    def _warm_up_step(self, data: PackInputs) -> Tensor:
-        self._recorder.fork()
-        try:
-            with self._recorder.own():
-                return self._run_eagerly(data, watched=True)
-        finally:
-            self._recorder.join()
 
     def _capture(self, data: PackInputs) -> Tensor:
         random, draws = self.members[0].randomness, self._whole.draws
