@@ -9,7 +9,7 @@ on the batches of the epoch after the averaged ones: programs pass each batch, b
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from argosy.averages import EMA, SWA, Average, LastK
 from argosy.training.optim.parameter_buffer import restorer
 
-__all__ = ["RunningAverage", "extend_statistics", "norms_of"]
+__all__ = ["RunningAverage", "copy_to_spares", "extend_statistics", "norms_of"]
 
 
 def norms_of(model: nn.Module) -> list[_BatchNorm]:
@@ -85,8 +85,7 @@ class RunningAverage:
         self._ended = 0
         """Number of epochs whose ends were processed."""
         self._spares: dict[str, Tensor] = {}
-        """Memory for each frozen weight, by name, which a pass with the averaged weights may change. Allocating it for each pass would take
-        several times as long as the copy."""
+        """Memory for each frozen weight, by name, which a pass with the averaged weights may change."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -246,10 +245,7 @@ def _unchanged(model: nn.Module, spares: dict[str, Tensor]) -> Iterator[None]:
     tables = [(module._parameters, {**module._parameters}) for module in modules]
     frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
     values = [weight.data for weight in frozen.values()]
-    for name, value in zip(frozen, values, strict=True):
-        if (spare := spares.get(name)) is None or (spare.dtype, spare.shape) != (value.dtype, value.shape):
-            spares[name] = torch.empty_like(value)
-        spares[name].copy_(value)
+    copy_to_spares(frozen, spares)
     try:
         _put([spares[name] for name in frozen], [*frozen.values()])
         yield
@@ -258,6 +254,14 @@ def _unchanged(model: nn.Module, spares: dict[str, Tensor]) -> Iterator[None]:
             held.clear()
             held.update(before)
         _put(values, [*frozen.values()])
+
+
+def copy_to_spares(weights: Mapping[str, Tensor], spares: dict[str, Tensor]) -> None:
+    """Copy weights to memory that is kept, by name, because allocating it for each pass would take several times as long as the copy."""
+    for name, weight in weights.items():
+        if (spare := spares.get(name)) is None or (spare.dtype, spare.shape) != (weight.dtype, weight.shape):
+            spares[name] = torch.empty_like(weight)
+        spares[name].copy_(weight)
 
 
 def _put(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:

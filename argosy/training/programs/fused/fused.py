@@ -23,7 +23,7 @@ from argosy.stream.trees import map_leaves
 from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales, widen_losses
-from argosy.training.member.running_average import extend_statistics
+from argosy.training.member.running_average import copy_to_spares, extend_statistics
 from argosy.training.member.tally import batch_totals
 from argosy.training.optim.kernels import Kernel, optimizer_kind
 from argosy.training.optim.parameter_buffer import ParameterBuffer, outside_buffer, restorer
@@ -174,10 +174,7 @@ class Fused(ProgramOfSeveral):
             return
         drawn, buffers = self.marks(), self._averages.buffers
         # A forward pass may change frozen weights, such as those of a momentum encoder, with which training goes on.
-        fixed = self.parameter_buffer.fixed
-        self._spares = self._spares or {name: torch.empty_like(weight) for name, weight in fixed.items()}
-        for name, weight in fixed.items():
-            self._spares[name].copy_(weight)
+        copy_to_spares(self.parameter_buffer.fixed, self._spares)
         named = self._averages.named | self._spares
         for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), extend_statistics(self._forward.norms, averages[0].batches):
