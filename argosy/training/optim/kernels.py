@@ -65,16 +65,9 @@ def optimizer_kind(optimizer: Optimizer) -> Hashable:
 
 def is_unusual(optimizer: Optimizer) -> bool:
     """Return whether a torch optimizer has unusual options, hooks, or its own `step` attribute."""
-    groups = optimizer.param_groups
-    return (
-        any(group.get(option) for group in groups for option in UNUSUAL)
-        or any(
-            _counts_on_device(group) or any(isinstance(one, Tensor) for one in settings_of(group)) for group in groups
-        )
-        or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-        or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
-        or _steps_otherwise(optimizer)
-    )
+    own_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    hooks = own_hooks or torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+    return bool(hooks) or _steps_otherwise(optimizer) or any(map(_is_unusual_group, optimizer.param_groups))
 
 
 class Kernel:
@@ -199,9 +192,10 @@ def _steps_otherwise(optimizer: Optimizer) -> bool:
     return own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step
 
 
-def _counts_on_device(group: dict[str, Any]) -> bool:
-    """Return whether step counts are on an accelerator, where the host would have to wait for them."""
-    return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
+def _is_unusual_group(group: dict[str, Any]) -> bool:
+    """Return whether a parameter group has unusual options, tensors as settings, or step counts on an accelerator, for which the host would wait."""
+    counts_there = group.get("fused") and any(weight.device.type != "cpu" for weight in group["params"])
+    return bool(counts_there) or any(map(group.get, UNUSUAL)) or any(isinstance(v, Tensor) for v in settings_of(group))
 
 
 def mark_stepped(optimizers: Sequence[Optimizer]) -> None:
