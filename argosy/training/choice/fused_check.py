@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ NUMBERS, STEPS = 8000, 16
 """Weight updates to compare per member when bits are to be equal, and the most steps for that: a small network may agree by chance."""
 SAMPLES = 16
 """Fewest samples to compare of each other batch length: losses and gradients of a few may agree by chance."""
+Comparison = Literal["bits", "float64", "float32"]
+"""How results are compared, the strictest first: to the bit, or up to rounding in one of these types."""
 
 
 def have_own_batches(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
@@ -60,26 +63,25 @@ def check_together(
 ) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
-    exact, double = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None, True
+    exact = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None
+    by: Comparison = "bits" if exact else "float64"
     while True:
         try:
             # Metrics may warn about training samples, which they never see otherwise; what steps warn about, real ones warn about too.
             with warnings.catch_warnings(action="ignore"):
-                outcome = _compare_steps(
-                    lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact
-                )
+                outcome = _compare_steps(lives, block, alike=alike, apart=apart, by=by)
         except UnfitProgram as unfit:
             outcome = CheckOutcome(reason=str(unfit))
         # Of members with different architectures each layer has to be checked, so none are left out.
         if outcome.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
-        elif outcome.reason is None or not (exact or double):
+        elif outcome.reason is None or by == "float32":
             return outcome
-        elif exact:
-            exact = False
+        elif by == "bits":
+            by = "float64"
         # The members' code may insist on float32, which also takes half of the memory.
         elif outcome.crowded or outcome.alone:
-            double = False
+            by = "float32"
         else:
             return outcome
 
@@ -108,10 +110,10 @@ class CheckOutcome:
 
 
 def _compare_steps(
-    lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool], double: bool, exact: bool
+    lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool], by: Comparison
 ) -> CheckOutcome:
-    """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
-    usual = lives[0].usual_batch
+    """Make steps with copies, alone and together, until one differs; bits are compared on all batch lengths."""
+    usual, exact, double = lives[0].usual_batch, by == "bits", by == "float64"
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     with attempt() as tried:  # a member's code may insist on its own types
@@ -140,7 +142,7 @@ def _compare_steps(
         with attempt(_raise_if_unfit) as tried:
             by_copy = {id(trial.live): trial for trial in _run(fused, blocks[1], train=train)}
             pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
-            if train and not (exact or double):
+            if train and by == "float32":
                 share = _tolerance(lives, mine, fill_block(block, length, apart=own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         if tried.error:
