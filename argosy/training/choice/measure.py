@@ -91,7 +91,8 @@ def measure_steps(
         wrote = bool(size) and _try_validation(trial, block, size)
         if live.member.step is not None:
             coupled = _try_own(trial, live, block, samples, size)
-    found = [SOFTMAX] if softmax else []
+    parted = coupled and live.member.validate is None  # an own validation has another loss
+    found = [*([PARTED] if parted and live.member.accumulate > 1 else []), *([SOFTMAX] if softmax else [])]
     yield
     batch, saved = ShownBatch(block, live.usual_batch), _SavedBytes()
     with _record_norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
@@ -125,7 +126,7 @@ def measure_steps(
         whole=whole,
         batch_norm=any(lone) if lone else has_batch_norm(live.model),
         notes=tuple(_notes(live, wrote=wrote, drew=drew, coupled=coupled, apart=samples > size, found=found)),
-        if_divided=PARTED if coupled and live.member.validate is None else "",  # its own validation has another loss
+        if_divided=PARTED if parted else "",
     )
 
 
@@ -150,8 +151,6 @@ def _notes(
         yield LATE
     if coupled and apart:
         yield COUPLED
-    if coupled and live.member.accumulate > 1 and live.member.validate is None:  # as above
-        yield PARTED
     yield from found
     for what, part in called_objects(live.member).items():
         if isinstance(part, nn.Module) and any(weight.requires_grad for weight in part.parameters()):
