@@ -104,8 +104,8 @@ class FusionGroup:
         return {candidate: min(tries) for candidate, tries in self.tries.items()}
 
     def needs_choice(self, count: int) -> bool:
-        """Return whether the choice must be made anew for `count` members."""
-        return not self.settled_for < 2 * count <= 2 * self.settled_for
+        """Return whether the choice must be made anew for `count` members: there are more than it was made for, or at most half as many."""
+        return count > self.settled_for or 2 * count <= self.settled_for
 
     def note(self, seconds: float, samples: int, need: int | None = None) -> None:
         """Record a round of the present candidate, and the bytes that its steps took per member. The first round is a warm-up."""
@@ -200,7 +200,7 @@ class FusionGroup:
 
     def _chosen(self, count: int) -> ProgramCandidate | None:
         """Return the choice of earlier runs for about `count` members; None unless they had more than half and less than twice as many."""
-        near = [known for known in self.chosen if known == count or (known < 2 * count and count < 2 * known)]
+        near = [known for known in self.chosen if known < 2 * count and count < 2 * known]
         if not near:
             return None
         before = min(near, key=lambda known: (abs(known - count), known))

@@ -111,23 +111,26 @@ class ProgramChoice:
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=lengths)
-            fusion_group.kinds = self._kinds_of(members, alike=alike)
             if not alike:
                 fusion_group.lengths = lengths
-            for instance in members:
-                instance.fusion_group = fusion_group
-            self._adopt_choices(fusion_group)
-            if known is None:
-                self._restore_programs(fusion_group, members)
+            self._join(fusion_group, members, self._kinds_of(members, alike=alike))
         for instance in [instance for instance in instances if instance.fusion_group is None]:
             kinds = self._kinds_of([instance], alike=False)
             if len(kinds) > 1:
-                instance.fusion_group = FusionGroup(kinds=kinds)
-                self._adopt_choices(instance.fusion_group)
-                self._restore_programs(instance.fusion_group, [instance])
+                self._join(FusionGroup(), [instance], kinds)
         for names, reason in admission.failed.items():
             self._report_fallback(names, "fused", reason)
         return admission.alone
+
+    def _join(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance], kinds: Sequence[Kind]) -> None:
+        """Let instances join a group, whose programs may now be of these kinds; a new group gets the journaled programs."""
+        is_new = not self._of(fusion_group)
+        fusion_group.kinds = kinds
+        for instance in instances:
+            instance.fusion_group = fusion_group
+        self._adopt_choices(fusion_group)
+        if is_new:
+            self._restore_programs(fusion_group, instances)
 
     def _report_fallback(self, names: Sequence[str], kind: str, reason: str) -> None:
         """Report that a faster program of these members was given up; each reason is reported once."""
