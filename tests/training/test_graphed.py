@@ -618,7 +618,7 @@ def test_validations_of_single_members_are_not_side_by_side() -> None:
         instances.append(ProgramInstance(program=program, assignment=(assigned,)))
     choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
     given = (instances, {}, choice, Unguarded(), Heartbeat.private(), print)
-    stepping, asked = Stepping(*given, wanted=lambda: False, drop=print), list[set[str]]()
+    stepping, asked = Stepping(*given, wanted=lambda: False), list[set[str]]()
     for split, of in (("train", arrays), ("val", val)):
         for recorder in recorded:
             recorder.asked.clear()
@@ -672,7 +672,7 @@ def test_programs_side_by_side_use_no_memory_at_once(monkeypatch: pytest.MonkeyP
     ]
     choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
     given = (instances, {}, choice, guard, Heartbeat.private(), print)
-    stepping = Stepping(*given, wanted=lambda: False, drop=print)
+    stepping = Stepping(*given, wanted=lambda: False)
     monkeypatch.setattr(LiveMember, "diverged", property(lambda own: own is lives[-1] and own.epoch == 2))
     with replays.Races():
         for epoch in range(3):

@@ -181,7 +181,7 @@ def test_whole_members_have_their_turns_beside_one_that_rests_though_a_pass_is_a
     nothing: Any = SimpleNamespace(beat=bool)
     block: Any = SimpleNamespace(place=SimpleNamespace(last=False))
     instances: Any = [SimpleNamespace(name=name, follow=bool, shard=None) for name in ("resting", "other")]
-    stepping = Stepping(instances, {}, nothing, nothing, nothing, nothing, wanted=lambda: True, drop=nothing)
+    stepping = Stepping(instances, {}, nothing, nothing, nothing, nothing, wanted=lambda: True)
     monkeypatch.setattr(stepping, "_step_once", step)
     assert not stepping._step_beside_split(block)
     assert turns == ["resting", "other"]

@@ -201,6 +201,11 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     for holder in (*optimizer.param_groups, optimizer.state):
         inner = {key: item for key, item in holder.items() if item is not holder.get("params")}
         holder.update(_renamed(inner, lambda name: weights.get(name, name)))
+    _restore_dtypes(optimizer, state)
+
+
+def _restore_dtypes(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Give what an optimizer has loaded for each weight the dtypes of the state that was saved, where weights have numbers."""
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
             if weight in optimizer.state and number in state.get("state", {}):

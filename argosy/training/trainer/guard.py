@@ -50,7 +50,7 @@ class Guard:
     _members: Path
     """Folder that contains the members' folders."""
     _emit: Callable[[Any], None]
-    _drop: Drop
+    drop: Drop
     _save_best: Callable[[str], list[Saved]]
     """Writes a member's best weights if they are in no file; returns the events to be journaled."""
     give_back: Callable[[str], bool]
@@ -110,7 +110,7 @@ class Guard:
 
         `freed` tells the driver that kept rows of samples, or built members, used part of the memory and have been freed.
         """
-        built = self._drop(name)
+        built = self.drop(name)
         batch_norm = built is not None and has_batch_norm(built.model)
         self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm, freed=freed))
 
@@ -145,7 +145,7 @@ class Guard:
     def end(self, name: str, status: str, reason: str) -> None:
         """End a member after saving its best weights."""
         saved = self._save_best(name)
-        self._drop(name, failed=status == "failed")
+        self.drop(name, failed=status == "failed")
         self._emit(SectionReport(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))
 
     def log(self, name: str, text: str) -> None:

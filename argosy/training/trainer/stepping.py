@@ -45,7 +45,6 @@ class Stepping:
     _: KW_ONLY
     wanted: Callable[[], bool]
     """Returns whether there is something to do between two steps."""
-    drop: Callable[[str], object]
     _left: bool = field(default=False, init=False)
     """Whether a whole instance beside split members has left steps of the block for the next pass."""
     _interrupted: bool = field(default=False, init=False)
@@ -227,7 +226,7 @@ class Stepping:
             reason = f"its training loss is not a number after {live.steps} steps"
             self._guard.end(assigned.name, "diverged", reason)
         else:
-            self.drop(assigned.name)  # its first device ends it
+            self._guard.drop(assigned.name)  # its first device ends it
         return True
 
     def _called(self) -> bool:

@@ -126,7 +126,6 @@ class Trainer:
         self.stepping: Stepping = Stepping(
             *(self.instances, self.assigned, self.program_choice, self.guard, self.heartbeat, emit),
             wanted=self._wanted,
-            drop=self._drop,
         )
 
     @property
