@@ -192,7 +192,7 @@ class Tile:
     """Column ranges that torch's CPU kernels take as one tensor; set by their first call."""
     shown: tuple[Any, Tensor] | None = None
     """The last numbers, with the settings and step counts that they were computed from; cached because they seldom change."""
-    alike: "tuple[Sequence[tuple[Any, ...]], Sequence[Alike]] | None" = None
+    equal_rows: "tuple[Sequence[tuple[Any, ...]], Sequence[EqualRows]] | None" = None
     """The last settings, and the rows grouped by them."""
 
     @property
@@ -258,10 +258,10 @@ class Tile:
             self.runs = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
         return [matrix[:, run].unbind() for run in self.runs]
 
-    def _by_settings(self) -> "Sequence[Alike]":
+    def _by_settings(self) -> "Sequence[EqualRows]":
         """Group the rows by their settings; the result is cached until these change."""
         settings = [settings_of(group) for group in self.groups]
-        if self.alike is None or self.alike[0] != settings:
+        if self.equal_rows is None or self.equal_rows[0] != settings:
             rows: dict[Hashable, list[int]] = {}
             for row, own in enumerate(settings):
                 rows.setdefault(own, []).append(row)
@@ -269,11 +269,14 @@ class Tile:
             weights, *state = map(self._cut, (self.weights, *matrices))
             # The counts of the first weight stand for all: rows whose weights have made unequal numbers of steps have no kernel.
             steps = [self.state["step"][:, 0].unbind()] * len(weights) if "step" in self.state else []
-            self.alike = settings, [Alike(own, self.groups[own[0]], weights, state, steps) for own in rows.values()]
-        return self.alike[1]
+            self.equal_rows = (
+                settings,
+                [EqualRows(own, self.groups[own[0]], weights, state, steps) for own in rows.values()],
+            )
+        return self.equal_rows[1]
 
 
-class Alike:
+class EqualRows:
     """Rows with equal settings, and the arguments of one call of torch's kernel for them."""
 
     def __init__(

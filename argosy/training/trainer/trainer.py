@@ -93,8 +93,8 @@ class Trainer:
         self.heartbeat: Heartbeat = heartbeat or Heartbeat.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
-        self.alike: int = 0
-        """Number of validation samples if they have the layout of training samples, else 0."""
+        self.validated: int = 0
+        """Number of samples that members validate when they are measured: 0 unless those of validation have the layout of training samples."""
         self.assignment: int = -1
         """Number of the latest assignment that the driver has announced."""
         self._shards_read: ShardsRead | None = None
@@ -149,7 +149,7 @@ class Trainer:
         """Set the number of samples and the layout of each split, and the shards that determine the order of training samples."""
         by_length = batch_form(layouts["train"].tree) is not None
         self.orders = Orders(self.terms.seed, lengths, shards=shards, by_length=by_length)
-        self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
+        self.validated = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
     def enlist(self, members: Iterable[Member]) -> None:
         """Set the definitions of members; copies built earlier under these names are dropped."""
@@ -234,7 +234,11 @@ class Trainer:
                 self._follow(self.assignment)
                 return True
             return False
-        if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validated=self.alike):
+        if (
+            block.place.split == "train"
+            and self.trials.beside
+            and not self.trials.measure(block, validated=self.validated)
+        ):
             self.at_hand = block
         else:
             self._train_on(block)
@@ -263,7 +267,7 @@ class Trainer:
             self.at_hand = on_device
             self.go_on()
         else:
-            self.trials.measure(on_device, validated=self.alike)
+            self.trials.measure(on_device, validated=self.validated)
             self.kept.append((block, self.assignment))
 
     def _on_device(self, block: Block) -> Block:
