@@ -19,13 +19,10 @@ __all__ = ["OVERRIDES", "linear"]
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """Compute `linear` as one batched product that adds the biases, which vmap adds separately; None if it does not apply."""
     weights, of_weights = level.stacked(weight)
-    inputs, of_inputs = level.stacked(input)
     biases, of_biases = (None, 0) if bias is None else level.stacked(bias)
     if of_weights != 0 or of_biases != 0 or input.dim() < 2:
         return None
-    rows = inputs
-    if of_inputs != 0:
-        rows = inputs.expand(len(weights), *inputs.shape) if of_inputs is None else inputs.movedim(of_inputs, 0)
+    rows = _of_each(level, input, len(weights))
     with level.outside():
         return level.one(linear(rows, weights, biases))
 
@@ -141,13 +138,11 @@ def _cross_entropy(
     usual = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not usual or input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
-    outputs, classes = _per_member(level, input), _per_member(level, target)
-    if outputs is None and classes is None:
+    known = next((own for own in (_per_member(level, input), _per_member(level, target)) if own is not None), None)
+    if known is None:
         return None
-    members = len(outputs if outputs is not None else classes)  # type: ignore[arg-type]
+    outputs, classes = _of_each(level, input, len(known)), _of_each(level, target, len(known))
     with level.outside():
-        outputs = level.stacked(input)[0].expand(members, *input.shape) if outputs is None else outputs
-        classes = level.stacked(target)[0].expand(members, *target.shape) if classes is None else classes
         mean: Callable[..., Tensor] = _MeanNegativeLikelihood.apply
         result = mean(functional.log_softmax(outputs.flatten(0, 1), 1).view(outputs.shape), classes, ignore_index)
     return level.one(result)
@@ -183,11 +178,11 @@ def _binary_cross_entropy(
     plain = weight is None and pos_weight is None and size_average is None and reduce is None
     if not plain or reduction not in ("mean", "none") or input.shape != target.shape:
         return None
-    outputs, targets = _per_member(level, input), _per_member(level, target)
+    outputs = _per_member(level, input)
     if outputs is None:
         return None
+    targets = _of_each(level, target, len(outputs))
     with level.outside():
-        targets = level.stacked(target)[0].expand(outputs.shape) if targets is None else targets
         result = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
     losses = level.one(result)
     return losses.mean() if reduction == "mean" else losses
@@ -201,12 +196,12 @@ def _widened(
     def form(level: Level, input: Tensor, target: Tensor, *options: Any, **named: Any) -> Tensor | None:
         if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return narrow(level, input, target, *options, **named)
-        outputs, targets = _per_member(level, input), _per_member(level, target)
+        outputs = _per_member(level, input)
         others = [other for other in (*options, *named.values()) if isinstance(other, Tensor)]
         if outputs is None or any(level.stacked(other)[1] is not None for other in others):
             return None
+        targets = _of_each(level, target, len(outputs))
         with level.outside():
-            targets = target.expand(len(outputs), *target.shape) if targets is None else targets
             stacked = torch.stack([function(*own, *options, **named) for own in zip(outputs, targets, strict=True)])
         return level.one(stacked)
 
@@ -215,11 +210,16 @@ def _widened(
 
 def _per_member(level: Level, tensor: Tensor) -> Tensor | None:
     """Return all members' tensors ``[members, …]``; None if they share one tensor."""
+    return None if level.stacked(tensor)[1] is None else _of_each(level, tensor, 0)
+
+
+def _of_each(level: Level, tensor: Tensor, members: int) -> Tensor:
+    """Return all members' tensors ``[members, …]``, which may be one that they share."""
     stacked, of_members = level.stacked(tensor)
-    if of_members is None:
-        return None
+    if of_members == 0:
+        return stacked
     with level.outside():
-        return stacked.movedim(of_members, 0)
+        return stacked.expand(members, *stacked.shape) if of_members is None else stacked.movedim(of_members, 0)
 
 
 OVERRIDES: Mapping[Any, Callable[..., Tensor | None]] = {
