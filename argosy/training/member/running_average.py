@@ -57,10 +57,9 @@ class RunningAverage:
             for weight in model.parameters()
             if weight.requires_grad or (thaws and weight.is_floating_point() and weight.isfinite().all())
         }
-        places = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
-        self._held: list[tuple[dict[str, Any], str]] = [
-            (module._parameters, key) for weight, (module, key) in places.items() if weight in averaged
-        ]
+        tables: list[dict[str, Any]] = [module._parameters for module in model.modules()]
+        places = {id(weight): (table, key) for table in tables for key, weight in table.items()}
+        self._held = [place for weight, place in places.items() if weight in averaged]
         """Parameter tables of modules that hold the weights, with their keys. Frozen infinite weights, as in a mask, would average to NaN."""
         self._trained = [weight.requires_grad for weight in self.weights]
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
