@@ -42,6 +42,11 @@ class KeptFiles:
         """The newest journaled checkpoints: at most two."""
         self._unsettled: tuple[Checkpoint, ...] = ()
 
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest file, journaled or not; None before the first."""
+        return next(reversed((*self._settled, *self._unsettled)), None)
+
     def add(self, saved: Checkpoint) -> None:
         """Note a file that is written but not journaled yet."""
         self._unsettled = (*self._unsettled, saved)
@@ -65,9 +70,8 @@ class Files:
     def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
         self.folder = folder
         make_folder(folder)
-        self.newest = resumed
         self.own: bool = resumed is not None and not inherited
-        """Whether `newest` was written for this member; the file of a clone's source has other hyper-parameters."""
+        """Whether the newest file was written for this member; the file of a clone's source has other hyper-parameters."""
         self.kept: KeptFiles = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
@@ -75,7 +79,7 @@ class Files:
 
         Raises CheckpointError for a state that could not be loaded again.
         """
-        position, elements, newest = live.position, live.carried if carried else 0, self.newest
+        position, elements, newest = live.position, live.carried if carried else 0, self.kept.newest
         position_now = (live.epoch, live.section, position, elements)
         if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == position_now:
             return None
@@ -107,9 +111,9 @@ class Files:
         """Note a written draft with its checksums; returns the checkpoint to be journaled."""
         has_best = draft.saved.best == draft.saved.file or len(sums) > 1
         saved = replace(draft.saved, sha256=sums[-1], best_sha256=sums[0] if has_best else draft.saved.best_sha256)
-        if self.newest is None:  # if the first file can be read, later ones can be too
+        if self.kept.newest is None:  # if the first file can be read, later ones can be too
             checkpoint.load(self.folder / saved.file, saved.sha256)
-        self.newest, self.own = saved, True
+        self.own = True
         self.kept.add(saved)
         return saved
 
@@ -119,12 +123,12 @@ class Files:
         Returns the newest checkpoint updated with them, to be journaled, or None if there is nothing to write. No other state of
         the member is saved, because it may be in the middle of a step.
         """
-        weights = None if live.best.is_current else live.best.state()
-        if weights is None or self.newest is None or not self.own:
+        weights, newest = None if live.best.is_current else live.best.state(), self.kept.newest
+        if weights is None or newest is None or not self.own:
             return None
         file = _file_of_best(weights)
         sha256 = checkpoint.save(checkpoint.to_plain(weights), self.folder / file)
-        return replace(self.newest, best=file, best_sha256=sha256)
+        return replace(newest, best=file, best_sha256=sha256)
 
 
 class Saving:
