@@ -183,10 +183,6 @@ class Fused(ProgramOfSeveral):
                 average.batches += 1
         self.go_back(drawn)  # raw weights are trained as they would be without averages
 
-    def _follow(self) -> None:
-        if self._averages is not None:
-            self._averages.step()
-
     def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
         """Implement `ProgramOfSeveral.evaluated` in one pass."""
         return self._values(data)

@@ -125,9 +125,6 @@ class Grouped(ProgramOfSeveral):
                 self._move(row, key)
         return passed
 
-    def _follow(self) -> None:
-        """Do nothing: no member of this program has an average."""
-
     def _move(self, row: int, key: tuple[int, Hashable]) -> None:
         """Step a member along its gradients, as it does alone."""
         live = self.members[row]

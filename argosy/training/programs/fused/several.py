@@ -27,6 +27,7 @@ from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
 from argosy.training.optim.parameter_buffer import restorer
+from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.draws import has_dropout
 from argosy.training.programs.fused.forward import PackInputs
@@ -73,6 +74,8 @@ class ProgramOfSeveral(ABC):
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
         """Each member's share of the program's time."""
+        self._averages: AverageBuffer | None = None
+        """Averages of the members' weights, if they have any."""
         self._faults: dict[str, BaseException] = {}
         """Errors raised by the code of single members in the current lockstep."""
 
@@ -106,10 +109,6 @@ class ProgramOfSeveral(ABC):
     @abstractmethod
     def _for_kernels(self, passed: Any) -> tuple[Tensor, Tensor]:
         """Return the results of `whole_gradients`."""
-
-    @abstractmethod
-    def _follow(self) -> None:
-        """Update the averages after a step of all members."""
 
     @abstractmethod
     def evaluated(self, data: PackInputs, in_branches: InBranches = run_in_turn) -> tuple[Tensor, Any]:
@@ -324,7 +323,8 @@ class ProgramOfSeveral(ABC):
 
     def _made(self, totals: Tensor) -> int:
         """Record the lockstep begun, with its loss sums, after a step of all members; returns its number of samples."""
-        self._follow()
+        if self._averages is not None:
+            self._averages.step()
         return self.made.add(self._lockstep, totals)
 
     def _forget(self) -> None:
