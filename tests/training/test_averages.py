@@ -435,6 +435,13 @@ def test_their_pass_leaves_the_batch_alone_where_a_network_writes_into_it() -> N
     assert packs.difference(*ends) == 0.0
 
 
+def test_they_are_validated_on_samples_that_a_network_has_not_written_into() -> None:
+    live = packs.live(member(model=Writing, average=EMA(1e-30)))  # the weights of the last step
+    live.private = True
+    (rows,) = packs.train(Solo(live), 2, dtype=torch.float32).values()
+    assert [row["average_val_loss"] for row in rows] == [row["raw_val_loss"] for row in rows]
+
+
 @pytest.mark.parametrize("model", [ResNet, Normed, Following])
 @pytest.mark.parametrize("rule", MEANS)
 def test_in_a_fused_program_statistics_are_those_of_alone(rule: str, model: Any) -> None:

@@ -205,7 +205,7 @@ class Solo:
         modes = modes_of(live.model.eval())
         with torch.no_grad():
             try:
-                output, target = self._validate(Batch(data, rows, Digest()), live.val)
+                output, target = self._validate(Batch(data, rows, Digest()), data, live.val)
             except RuntimeError as error:
                 check_differentiated(live.member, error)
                 raise
@@ -354,19 +354,21 @@ class Solo:
         if not batch.rows:
             return
         before = None if live.averaged is None else live.half_validated or live.randomness.here()
+        writes = live.private and before is not None  # into its input, of which averaged weights then need another copy
+        data = map_leaves(torch.clone, batch.data) if writes else batch.data
         if live.half_validated is None:
-            self._validate(batch, live.val)
+            self._validate(batch, data, live.val)
         live.half_validated = None
         if live.averaged is not None and before is not None:
             drawn = live.randomness.here()
             live.randomness.set_generators(before)  # draws what the raw weights drew, with which it is compared
             with live.averaged.held():
-                self._validate(batch, live.average_val)
+                self._validate(batch, batch.data, live.average_val)
             live.randomness.set_generators(drawn)  # raw weights are validated as they would be without an average
 
-    def _validate(self, batch: Batch, into: Validation) -> tuple[Any, Any]:
+    def _validate(self, batch: Batch, data: Any, into: Validation) -> tuple[Any, Any]:
         with self._autocast():
-            losses, output, target = self._validated(batch.data)
+            losses, output, target = self._validated(data)
             into.add(batch.rows, batch.digest, losses, output, target)
         return output, target
 
