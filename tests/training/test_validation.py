@@ -190,6 +190,22 @@ def test_values_do_not_depend_on_batches(devices: None, device: str, sizes: list
         assert found[name] == pytest.approx(found["f1"], abs=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [[41], [1, 40], [7, 34]])
+def test_a_metric_may_write_into_its_arguments(sizes: list[int]) -> None:
+    def doubled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mul_(2)[:, 0]
+
+    def doubled_set(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mul_(2)[:, 0].mean()
+
+    for metric in (doubled, doubled_set):
+        validation = Validation(studies.member(metrics={"doubled": metric}), open_backend("cpu:0"))
+        for output, target in zip(OUTPUTS.split(sizes), TARGETS.split(sizes), strict=True):
+            validation.add(len(output), Digest(), output[:, 0], output.clone(), target)
+        validation.end()
+        assert validation.values()["doubled"] == pytest.approx(2 * float(OUTPUTS[:, 0].double().mean()), abs=1e-7)
+
+
 @pytest.mark.parametrize("value", [None, "0.5", (1.0, 2.0), torch.ones(3), torch.ones(20, dtype=torch.complex64)])
 def test_what_is_no_value_is_refused_in_one_sentence(value: Any) -> None:
     with pytest.raises(

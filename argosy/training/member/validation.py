@@ -148,8 +148,8 @@ class Validation:
 
         A batch of one sample is doubled, because a value per sample and one number for the set could look alike.
         """
-        if rows == 1:
-            rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
+        rows, again = (2, _twice) if rows == 1 else (rows, _copied)
+        output, target = map_leaves(again, output), map_leaves(again, target)  # a metric may write into its arguments
         for name, given in self.member.metrics.items():
             if is_state(given) or makes_states(given):
                 self._states[name] = self._state(name, given)
@@ -305,6 +305,10 @@ def _as_gathered(metric: Callable[[Any, Any], Any], output: Any, target: Any) ->
     return metric(
         *map_leaves(lambda leaf: _widened(leaf).cpu() if isinstance(leaf, torch.Tensor) else leaf, (output, target))
     )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _twice(leaf: Any) -> Any:
