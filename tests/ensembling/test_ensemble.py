@@ -318,6 +318,21 @@ def test_an_ensemble_of_networks_from_elsewhere_is_saved_as_well(tmp_path: Path)
     assert torch.equal(again(X[TEST]), ensemble(X[TEST]))
 
 
+class Scaling(nn.Linear):
+    """A layer that scales its input in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+def test_networks_of_an_ensemble_may_write_into_their_inputs() -> None:
+    networks, x = {name: Scaling(4, 3) for name in "abc"}, torch.randn(5, 4)
+    ensemble, before = Ensemble(networks, combine="mean", weights=[1.0] * 3, temperatures=[1.0] * 3), x.clone()
+    expected = torch.stack([network(x.clone()) for network in networks.values()])
+    assert torch.equal(ensemble.outputs(x), expected)
+    assert torch.equal(x, before)
+
+
 class Double(nn.Module):
     """A network that computes in float64, whatever it is given."""
 
