@@ -25,7 +25,7 @@ def blocks(
     """Return elements start … stop-1 of an order in blocks of a size; without arrays every row holds its sample's index."""
     numbers = torch.arange(len(order))
     arrays = arrays or (numbers[:, None].expand(-1, width).float(), numbers)
-    layout, stop = Layout.of(tuple(array[0] for array in arrays)), len(order) if stop is None else stop
+    layout, stop = Layout.of(type(arrays)(array[0] for array in arrays)), len(order) if stop is None else stop
     found = []
     for low in range(start, stop, size):
         rows = min(size, stop - low)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from argosy.ragged import Ragged
 
-__all__ = ["Structure", "format_structure", "flatten", "map_leaves", "unflatten"]
+__all__ = ["Structure", "format_structure", "flatten", "map_leaves", "rebuilt", "unflatten"]
 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
@@ -47,6 +47,11 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return the tree with the function applied to every leaf."""
     leaves, structure = flatten(tree)
     return unflatten([function(leaf) for leaf in leaves], structure)
+
+
+def rebuilt(tree: Any) -> Any:
+    """Return the tree in containers of its own, with the same leaves: a member's code may change a dict or list that it is given."""
+    return unflatten(*flatten(tree))
 
 
 def format_structure(structure: Structure) -> str:

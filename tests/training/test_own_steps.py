@@ -395,3 +395,39 @@ def bound(batch: Any, counting: Counting) -> Any:
 )
 def test_only_an_augmentation_that_may_keep_something_is_copied_at_each_step(augment: Any, keeps: bool) -> None:
     assert packs.live(studies.member(augment=augment)).augment_keeps_state is keeps
+
+
+def scaled(batch: list[Tensor]) -> list[Tensor]:
+    return [batch[0] * 1.5, batch[1]]
+
+
+def scaled_in_its_list(batch: list[Tensor]) -> list[Tensor]:
+    batch[0] = batch[0] * 1.5
+    return batch
+
+
+def loss_of(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    return cross_entropy(model(batch[0] * 1.5), batch[1])
+
+
+def loss_of_popped(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    batch[0] = batch[0] * 1.5
+    target = batch.pop()
+    return cross_entropy(model(*batch), target)
+
+
+@pytest.mark.parametrize("average", [None, argosy.EMA(0.5)])
+@pytest.mark.parametrize(
+    ("changes", "leaves"),
+    [({"augment": scaled_in_its_list}, {"augment": scaled}), ({"step": loss_of_popped}, {"step": loss_of})],
+    ids=["augment", "step"],
+)
+def test_a_member_may_change_the_list_or_dict_of_its_batch(changes: Any, leaves: Any, average: Any) -> None:
+    data = tuple([*arrays] for arrays in packs.samples(torch.float32))
+    for trained in (packs.alone, packs.together):
+        (found, rows), (wanted, others) = (
+            trained(packs.pack(packs.mlp, 2, average=average, metrics={}, **how), 2, data=data)
+            for how in (changes, leaves)
+        )
+        assert packs.difference(rows, others) == 0.0
+        assert packs.difference([*map(packs.state, found)], [*map(packs.state, wanted)]) == 0.0

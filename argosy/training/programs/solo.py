@@ -14,7 +14,7 @@ from argosy.errors.traces import USER_ERRORS
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
-from argosy.stream.trees import flatten, map_leaves
+from argosy.stream.trees import flatten, map_leaves, rebuilt
 from argosy.study import IGNORED, Member
 from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
@@ -282,7 +282,7 @@ class Solo:
         """Return the samples as the member augments them for a step."""
         augment = self.live.member.augment
         try:
-            return augment(data) if augment else data
+            return augment(rebuilt(data)) if augment else rebuilt(data)
         except USER_ERRORS as error:
             error.add_note(f"raised by its augment of the batch {format_given(data)}")
             raise
@@ -354,8 +354,8 @@ class Solo:
         if not batch.rows:
             return
         before = None if live.averaged is None else live.half_validated or live.randomness.here()
-        writes = live.private and before is not None  # into its input, of which averaged weights then need another copy
-        data = map_leaves(torch.clone, batch.data) if writes else batch.data
+        # What writes into its input leaves another copy to the averaged weights, and what changes the dict another dict.
+        data = map_leaves(torch.clone, batch.data) if live.private and before is not None else rebuilt(batch.data)
         if live.half_validated is None:
             self._validate(batch, data, live.val)
         live.half_validated = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.stream.trees import map_leaves
+from argosy.stream.trees import map_leaves, rebuilt
 from argosy.training.device.clock import time_on_device
 from argosy.training.device.heap import outside_heap
 from argosy.training.device.recorders import InBranches, Uncaptured, run_in_turn
@@ -310,7 +310,7 @@ class ProgramOfSeveral(ABC):
         if augment is None:
             return data
         with self._states[row].active():
-            return augment(data)
+            return augment(rebuilt(data))
 
     def _as_one(self, lockstep: Lockstep, *, train: bool) -> bool:
         """Return whether a lockstep is made in one pass."""
