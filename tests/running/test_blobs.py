@@ -21,6 +21,7 @@ import pytest
 import studies
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.data import Dataset
 
 import argosy
@@ -81,6 +82,12 @@ def test_a_module_that_was_loaded_from_a_path_travels_with_its_classes(
     cloudpickle.unregister_pickle_by_value(module)
     assert load_blob(descriptor).width == 3
     os.close(descriptor)
+
+
+def test_a_function_that_names_a_module_which_no_import_finds_travels() -> None:
+    decorated = once_differentiable(lambda context, gradient: 2 * gradient)
+    assert there_and_back(decorated)(None, 3.0) == 6.0
+    assert there_and_back(torch._C._functions) is torch._C._functions
 
 
 def test_a_memory_map_travels_by_name(tmp_path: Path) -> None:

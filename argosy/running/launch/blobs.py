@@ -59,11 +59,12 @@ def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: 
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle that keeps the file names of code, for tracebacks, and avoids two of cloudpickle's faults.
+    """A cloudpickle that keeps the file names of code, for tracebacks, and avoids three of cloudpickle's faults.
 
     Cloudpickle takes along submodules that a function seems to name, and fails on the two of torch that are not
     modules. (A network with an attribute ``classes`` seems to name ``torch.classes``.) It would also read an open text
-    file to its end and send the text.
+    file to its end and send the text, and copy modules that no import finds, such as ``torch._C._functions``, which
+    functions decorated with ``once_differentiable`` name.
     """
 
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
@@ -73,6 +74,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
             return importlib.import_module, (value.__name__,)
+        if isinstance(value, ModuleType) and value.__name__ not in sys.modules:
+            parent, _, name = value.__name__.rpartition(".")
+            if parent and getattr(sys.modules.get(parent), name, None) is value:
+                return getattr, (sys.modules[parent], name)
         if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
             raise TypeError(f"cannot pickle an open file, {getattr(value, 'name', value)!r}")
         if isinstance(value, ModuleType | FunctionType | type):
