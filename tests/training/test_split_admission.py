@@ -104,6 +104,12 @@ def count(module: Doing, x: Tensor) -> Tensor:
     return x
 
 
+@torch.no_grad()
+def renormed(module: Doing, x: Tensor) -> Tensor:
+    next(module.parameters()).renorm_(2, 0, 0.1)
+    return x
+
+
 def strict(module: Doing, x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         raise TypeError("float32 alone")
@@ -132,6 +138,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(lambda m, x: x + random.random())}, "numpy or random"),
         ({"model": doing(remember)}, "the buffer 'mean'"),
         ({"model": doing(count)}, "a step changes"),
+        ({"model": doing(renormed)}, "a step changes the weight"),
         ({"model": doing(lambda m, x: x - x.mean(0))}, "not a mean over samples"),
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "not a mean over samples"),

@@ -75,7 +75,7 @@ class BackwardResult:
     gradients: Mapping[str, Tensor]
     loss: Tensor
     changed: str
-    """A buffer or attribute that the pass changed, or empty."""
+    """A buffer, weight or attribute that the pass changed, or empty."""
 
 
 def _run_backward(
@@ -85,6 +85,7 @@ def _run_backward(
     copied = copy_for_trial(live, double=double, nudged=nudged)
     solo, behaviour, buffers = Solo(copied), watch_behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     augment, data = token(copied.member.augment), map_leaves(torch.clone, data)
+    weights = {name: (id(weight), weight._version) for name, weight in copied.model.named_parameters()}
     losses = []
     with solo.active():
         solo.drop_gradients()
@@ -93,7 +94,8 @@ def _run_backward(
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
-    changed = next(moved, "") or behaviour()
+    written = (f"the weight {n!r}" for n, p in copied.model.named_parameters() if weights.get(n) != (id(p), p._version))
+    changed = next(moved, "") or next(written, "") or behaviour()
     if token(copied.member.augment) != augment:
         changed = "its augmentation"
     return BackwardResult(
