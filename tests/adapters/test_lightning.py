@@ -331,6 +331,7 @@ def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-10), name
 
 
+@pytest.mark.filterwarnings("ignore:member 'net'. steps change 'epochs_seen'")
 @pytest.mark.parametrize(("schedule", "launcher"), [("epoch", "inline"), ("step", "processes"), ("plateau", "inline")])
 def test_a_module_becomes_what_lightnings_trainer_makes_of_it(tmp_path: Path, schedule: str, launcher: str) -> None:
     module = partial(Classifier, lr=0.2, schedule=schedule)

@@ -11,6 +11,7 @@ import living
 import pytest
 import studies
 from rich.console import Console
+from torch.nn.functional import cross_entropy
 
 import argosy
 from argosy.errors import MemberError, MemberFailed
@@ -176,11 +177,32 @@ def test_a_member_that_failed_late_continues_from_its_last_file(tmp_path: Path) 
     assert report.member("rare").status == "failed"
     before = report.member("rare").epochs
     assert before > 1
-    train(tmp_path, fleet=fleet(-1), epochs=20, retry_failed=True, numerics="exact")
+    with pytest.warns(UserWarning, match="'left' of the augment, .* is reset when the run resumes"):
+        train(tmp_path, fleet=fleet(-1), epochs=20, retry_failed=True, numerics="exact")
     study = studies.study(90, fleet=[studies.member("one"), studies.member("rare", hidden=8)], epochs=20)
     living.equal_alone(study, tmp_path)
     starts = [line["epoch"] for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "rare"]
     assert 0 < starts[-1] <= before
+
+
+class WarmingUp(studies.Mlp):
+    """A network that counts its steps in an attribute, which no checkpoint contains."""
+
+    steps = 0
+
+
+def warming_up(model: WarmingUp, batch: Any) -> Any:
+    model.steps += model.training
+    return cross_entropy(model(batch[0]), batch[1]) * (min(1.0, model.steps / 20) if model.training else 1.0)
+
+
+def test_a_member_whose_steps_change_what_no_checkpoint_contains_is_warned_of_when_it_continues(tmp_path: Path) -> None:
+    fleet = [studies.member("counts", model=WarmingUp, step=warming_up, metrics={})]
+    train(tmp_path, fleet=fleet)  # warnings are errors: nothing is reset yet
+    with pytest.warns(
+        UserWarning, match="member 'counts': steps change 'steps' of the network, which .* is reset when"
+    ):
+        train(tmp_path, fleet=fleet, epochs=2)
 
 
 def test_one_script_per_member_is_counted_by_the_epochs_that_they_took(tmp_path: Path) -> None:

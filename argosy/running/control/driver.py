@@ -74,7 +74,7 @@ from argosy.running.watch.view import View
 from argosy.stream.opening import identities_of_arrays
 from argosy.study import Study, sharing_warnings
 from argosy.training.choice.measure import SOFTMAX, UNMOVED
-from argosy.training.choice.unsaved import LOADED, TOGETHER, VALIDATING
+from argosy.training.choice.unsaved import LOADED, RESET, TOGETHER, VALIDATING
 
 __all__ = ["INTERRUPTED_AGAIN", "Driver", "drive"]
 
@@ -321,8 +321,10 @@ class Driver(ActingPart):
 
     def _warn_of_state(self, started: MemberStarted) -> None:
         """Warn once of what a member may be wrong by: state that is shared or lost, weights without an optimizer, or probabilities as logits."""
+        continued = started.epoch or started.section or started.position
+        told = (*WARNED, RESET) if continued else WARNED
         for note in started.notes:
-            if any(words in note for words in WARNED) and note not in self._warned:
+            if any(words in note for words in told) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 

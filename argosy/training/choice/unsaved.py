@@ -34,7 +34,7 @@ from argosy.training.member.weights import load_weights
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["LOADED", "TOGETHER", "VALIDATING", "changed_by_validations", "training_code", "UnsavedState"]
+__all__ = ["LOADED", "RESET", "TOGETHER", "VALIDATING", "changed_by_validations", "training_code", "UnsavedState"]
 
 INSPECTIONS = itertools.count()
 """Numbers the inspections of iterators."""
@@ -43,8 +43,9 @@ MAX_BYTES = 32 << 20
 NUMBERS = (bool, int, float)
 MAX_VALUES = 2000
 """Most values inspected in one attribute."""
+RESET = "is not in any checkpoint and is reset when the run resumes"
 MOVING = (
-    "steps change {}, which is not in any checkpoint and is reset when the run resumes: keep it in a persistent "
+    f"steps change {{}}, which {RESET}: keep it in a persistent "
     "buffer (register_buffer), in a layer if it is a network, or in an optimizer's state; pass a schedule as schedule=; "
     "give an object that is no network state_dict() and load_state_dict()"
 )
@@ -58,10 +59,7 @@ BOUND = (
     f"steps change a tensor, array, network or iterator that its {{}} holds, {TOGETHER} and no checkpoint contains: "
     "keep it in the network"
 )
-DRAWING = (
-    "{} draws from its own generator, whose state is not in any checkpoint and is reset when the run resumes: "
-    "draw from torch's default generator"
-)
+DRAWING = f"{{}} draws from its own generator, whose state {RESET}: draw from torch's default generator"
 VALIDATING = "so weights depend on validation samples, and on how often they are validated"
 
 
