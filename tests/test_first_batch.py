@@ -1,5 +1,6 @@
 """Tests of checks before training: networks are called only with batch sizes that they will see; losses must not sum or broadcast."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -17,8 +18,8 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim import ASGD, SGD
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import argosy
 from argosy.api import profile
@@ -966,6 +967,21 @@ def test_an_error_of_a_loss_says_what_it_was_given(tmp_path: Path) -> None:
     )
 
 
+class Updated:
+    """A metric object for outputs of some width, which cannot compute anything."""
+
+    def __init__(self, width: int = 3) -> None:
+        self.ones = torch.ones(width)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch."""
+        torch.add(outputs, self.ones)
+
+    def compute(self) -> float:
+        """Raise an error."""
+        return math.sqrt(-1)
+
+
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "text as a rate": (
         {"optimizer": partial(SGD, lr="0.1")},
@@ -980,6 +996,18 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": partial(OneCycleLR, max_lr=0.1, total_steps="9")},
         "raised by its schedule, OneCycleLR, which was given text as total_steps",
     ),
+    "a schedule that fails when it is stepped": (
+        {"schedule": partial(StepLR, step_size="3")},
+        "raised by its schedule, StepLR, which was given text as step_size",
+    ),
+    "one that is stepped after each batch": (
+        {"schedule": partial(StepLR, step_size="3"), "schedule_per": "step"},
+        "raised by its schedule, StepLR, which was given text as step_size",
+    ),
+    "an optimizer that fails in its step": (
+        {"optimizer": partial(ASGD, alpha="0.7")},
+        "raised by its optimizer, ASGD, which was given text as alpha",
+    ),
     "an augmentation of one sample": (
         {"augment": lambda sample: sample.flip(-1)},
         "raised by its augment of the batch ([16, 6] of float32, [16] of int64)",
@@ -987,6 +1015,14 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "a metric with one argument": (
         {"metrics": {"right": lambda output: output}},
         "raised by metric 'right' of outputs [16, 5] of float32 and targets [16] of int64",
+    ),
+    "a metric object": (
+        {"metrics": {"first": Updated}},
+        "raised by metric 'first' of outputs [16, 5] of float32 and targets [16] of int64",
+    ),
+    "a metric object that fails at the end": (
+        {"metrics": {"last": partial(Updated, width=5)}},
+        "raised by metric 'last'",
     ),
     "a metric that raises ValueError": (
         {"metrics": {"binary": functional.binary_cross_entropy}},

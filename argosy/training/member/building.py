@@ -1,16 +1,11 @@
 """Builds a member: its network, optimizer and schedule, under its own seed, with the checks that need nothing but these."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from argosy.bindings import bound_arguments, unwrap_partials
-from argosy.errors.traces import USER_ERRORS
 from argosy.stopping import Mode
 from argosy.stream.order import member_seed
 from argosy.study import Member
@@ -35,6 +30,7 @@ from argosy.training.member.copied import (
     with_own_callables,
 )
 from argosy.training.member.live import LiveMember
+from argosy.training.member.mistakes import naming_part
 from argosy.training.member.own import build_own_optimizers, ensure_own_settings
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.snapshots import Snapshots
@@ -65,7 +61,7 @@ def build_member(
     randomness = Randomness.seeded(seed, backend)
     own = with_own_callables(member, {})
     with check_settings_kept(member.name), randomness.building():
-        with collect_registered() as registered, _naming("model", own.model):
+        with collect_registered() as registered, naming_part("model", own.model):
             model = own.model()
         check_network(member, model)
         again = functools.cache(functools.partial(randomness.unmoved, member.model))
@@ -94,7 +90,7 @@ def build_member(
 def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
-    with _naming("optimizer", member.optimizer):
+    with naming_part("optimizer", member.optimizer):
         returned = member.optimizer(list(model.parameters()))  # a list, because the factory may read it several times
     several = (
         isinstance(returned, list | tuple) and bool(returned) and all(isinstance(part, Optimizer) for part in returned)
@@ -104,24 +100,10 @@ def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
         check_optimizer(member, model, part)
     ensure_own_settings(parts, model)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
-    with _naming("schedule", member.schedule):
+    with naming_part("schedule", member.schedule):
         schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule, mode)
     return optimizer, schedule
-
-
-@contextmanager
-def _naming(part: str, factory: Any) -> Iterator[None]:
-    """Note in an error which factory raised it, and its arguments that are text: a class of torch leaves none of the user's lines in a traceback."""
-    try:
-        yield
-    except USER_ERRORS as error:
-        function = unwrap_partials(factory)
-        bound = bound_arguments(factory) if isinstance(factory, partial) else {}
-        texts = ", ".join(name for name, value in bound.items() if isinstance(value, str))
-        name = getattr(function, "__qualname__", type(function).__name__)
-        error.add_note(f"raised by its {part}, {name}{f', which was given text as {texts}' if texts else ''}")
-        raise
 
 
 def effective_seed(member: Member, study_seed: int) -> int:

@@ -28,6 +28,7 @@ from argosy.training.member.best import Best, BestWeights
 from argosy.training.member.checkpoint import move_tensors, tensors_at
 from argosy.training.member.copied import DATA_BYTES, called_objects, called_state, copy_together, is_plain_module
 from argosy.training.member.cutting import Cutting
+from argosy.training.member.mistakes import naming_part
 from argosy.training.member.own import (
     load_optimizer_state,
     load_schedule_state,
@@ -268,10 +269,21 @@ class LiveMember:
             self.train, self.cutter = Tally(self.backend), None
         return metrics
 
+    def step_optimizer(self) -> None:
+        """Let the optimizer itself step."""
+        with naming_part("optimizer", self.member.optimizer):
+            self.optimizer.step()
+
     @property
     def has_batch_schedule(self) -> bool:
         """Whether its schedule is stepped after every batch."""
         return self.schedule is not None and self.member.schedule_per == "step"
+
+    def step_batch_schedule(self) -> None:
+        """Step the schedule after a batch, if it is stepped so."""
+        if self.has_batch_schedule:
+            with naming_part("schedule", self.member.schedule):
+                self.schedule.step()
 
     def step_schedule(self, objective: float) -> None:
         """Step the schedule at the end of an epoch, unless it is stepped after every batch.
@@ -279,7 +291,8 @@ class LiveMember:
         Other sections of an epoch do not step it, because weights would depend on their number.
         """
         if self.schedule is not None and not self.has_batch_schedule:
-            step_schedule(self.schedule, objective)
+            with naming_part("schedule", self.member.schedule):
+                step_schedule(self.schedule, objective)
 
     def _metrics(self) -> dict[str, float]:
         metrics = {"train_loss": self.train.means(["loss"])["loss"]}

@@ -1,20 +1,32 @@
 """Explains torch's errors on a first batch (dtypes, shapes, kinds of targets) in a sentence that says what to change."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from argosy.bindings import bound_arguments, unwrap_partials
 from argosy.errors import StudyError
 from argosy.errors.checks import describe_value
+from argosy.errors.traces import USER_ERRORS
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.checks import takes_classes
 
-__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "format_given", "format_tensor"]
+__all__ = [
+    "explain_forward",
+    "explain_lone_sample",
+    "explain_loss",
+    "naming_part",
+    "same_shape",
+    "format_given",
+    "format_tensor",
+]
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
@@ -33,6 +45,23 @@ def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Except
     layer = _layer_of(model, error)
     if layer and layer not in getattr(error, "__notes__", ()):
         error.add_note(layer)
+
+
+@contextmanager
+def naming_part(part: str, factory: Any) -> Iterator[None]:
+    """Note in an error which part of a member raised it, and which arguments of its factory are text.
+
+    A class of torch leaves none of the user's lines in a traceback.
+    """
+    try:
+        yield
+    except USER_ERRORS as error:
+        function = unwrap_partials(factory)
+        bound = bound_arguments(factory) if isinstance(factory, partial) else {}
+        texts = ", ".join(name for name, value in bound.items() if isinstance(value, str))
+        name = getattr(function, "__qualname__", type(function).__name__)
+        error.add_note(f"raised by its {part}, {name}{f', which was given text as {texts}' if texts else ''}")
+        raise
 
 
 def explain_lone_sample(member: Member, error: Exception) -> None:

@@ -8,7 +8,8 @@ first or the second kind is determined by its value for the first batch of each 
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeGuard
@@ -83,8 +84,9 @@ class Validation:
             self._sort_metrics(rows, output, target)
         batch = rows, output, target
         values = {name: self._sample_values(name, metric, *batch) for name, metric in self._per_sample.items()}
-        for state in self._states.values():
-            state.update(output, target)
+        for name, state in self._states.items():
+            with _naming_metric(name, output, target):
+                state.update(output, target)
         if self._of_the_set:
             self._gathered.add(rows, output, target, self._subject(next(iter(self._of_the_set))))
         if self.answers is not None:
@@ -113,10 +115,13 @@ class Validation:
         for name, metric in self._of_the_set.items():
             if tried and name in self._lacking:
                 continue
-            value = self._bound_on(HOST, metric)(*whole)
+            with _naming_metric(name, *whole):
+                value = self._bound_on(HOST, metric)(*whole)
             self._ended[name] = self._number(name, value, f"all {self.sums.rows} samples")
         for name, state in self._states.items():
-            self._ended[name] = self._number(name, state.compute(), "compute()")
+            with _naming_metric(name):
+                value = state.compute()
+            self._ended[name] = self._number(name, value, "compute()")
         self._gathered.clear()
 
     def values(self) -> dict[str, float]:
@@ -173,7 +178,7 @@ class Validation:
 
     def _first_value(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
         """Return a metric's value for the first batch, with all classes as targets if it raises without."""
-        try:
+        with _naming_metric(name, output, target):
             try:
                 return _tensor(metric(output, target))
             except ValueError:
@@ -181,17 +186,13 @@ class Validation:
                 value = _of_all_classes(metric, output, target)
                 if value is None:
                     raise
-        except USER_ERRORS as error:
-            error.add_note(
-                f"raised by metric {name!r} of outputs {format_given(output)} and targets {format_given(target)}"
-            )
-            raise
         self._lacking.add(name)
         return value
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
-        state = new_state(metric)
+        with _naming_metric(name):
+            state = new_state(metric)
         if not is_state(state):
             raise StudyError(
                 f"{self._subject(name)} takes no arguments, so it must return an object with update(outputs, "
@@ -213,7 +214,8 @@ class Validation:
     def _sample_values(
         self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
     ) -> torch.Tensor:
-        value = _tensor(metric(output, target))
+        with _naming_metric(name, output, target):
+            value = _tensor(metric(output, target))
         if value is not None and rows == 1 and value.numel() == 1:
             return value.reshape(1)
         if value is None or not value.dim() or len(value) != rows:
@@ -234,6 +236,17 @@ class Validation:
 
     def _subject(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
+
+
+@contextmanager
+def _naming_metric(name: str, *pair: Any) -> Iterator[None]:
+    """Note in an error which metric raised it, and the outputs and targets that it was given, if any."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        given = " of outputs {} and targets {}".format(*map(format_given, pair)) if pair else ""
+        error.add_note(f"raised by metric {name!r}{given}")
+        raise
 
 
 def _of_all_classes(metric: Callable[[Any, Any], Any], output: Any, target: Any) -> torch.Tensor | None:

@@ -131,8 +131,7 @@ class Solo:
         for optimizer in self._moded:
             optimizer.eval()
         self.drop_gradients()
-        if live.has_batch_schedule:
-            live.schedule.step()
+        live.step_batch_schedule()
 
     def drop_gradients(self) -> None:
         """Set gradients to None as `zero_grad` does, without the cost of its profiling.
@@ -253,7 +252,7 @@ class Solo:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
         with outside_heap(when=not live.steps):
             if not (live.one_pass and step_in_one_pass(live.optimizer)):
-                live.optimizer.step()
+                live.step_optimizer()
 
     def _move_unless_overflowed(self, scale: LossScale) -> None:
         sound = scale.divide(weight.grad for weight in self.live.model.parameters() if weight.grad is not None)

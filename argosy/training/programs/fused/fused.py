@@ -288,8 +288,7 @@ class Fused(ProgramOfSeveral):
                     continue
                 if live.loss_scale is not None:
                     live.loss_scale.follow(overflowed=False)
-                if live.has_batch_schedule:
-                    live.schedule.step()
+                live.step_batch_schedule()
 
     def _ready(self, kernel: Kernel, part: Part) -> Move | None:
         """Return a kernel's step along unscaled and clipped gradients; None, with these unchanged, if its members step themselves."""

@@ -237,7 +237,7 @@ class Graphed:
         faults: dict[str, BaseException] = {}
         for live in self._scheduled:
             with collecting(faults, live.member.name):
-                live.schedule.step()
+                live.step_batch_schedule()
         if faults:
             raise MemberFaults(faults)
 
