@@ -12,6 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -543,6 +544,14 @@ ENDS = {
         "b diverged: its training loss is not a number",
         ("done", "diverged"),
     ),
+    "all diverge": (
+        STUDY.replace("lr=0.1", "lr=1e38")
+        .replace("partial(Net, 4)", "partial(nn.Linear, 6, 3)")
+        .replace("partial(Net, hidden=8)", "partial(nn.Linear, 6, 3)"),
+        1,
+        "b diverged: its training loss is not a number",
+        ("diverged", "diverged"),
+    ),
     "in place": (
         STUDY.replace("return self.layers(x)", "return self.layers(x.mul_(0.5))"),
         0,
@@ -684,6 +693,17 @@ def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None
     found = argosy(folder, *INLINE, "--dir", "run", code=1)
     assert "members/b/log.txt" in "".join(found.stdout.split())
     assert "b failed: RuntimeError" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("statuses", "of_a_run", "of_a_search"), [("df", 1, 0), ("dx", 0, 0), ("fx", 1, 1), ("x", 1, 1)]
+)
+def test_a_search_has_exit_code_1_if_no_trial_is_left(statuses: str, of_a_run: int, of_a_search: int) -> None:
+    named = {"d": "done", "f": "failed", "x": "diverged"}
+    rows = [SimpleNamespace(status=named[letter], failed=letter != "d") for letter in statuses]
+    for is_search, code in {False: of_a_run, True: of_a_search}.items():
+        report: Any = SimpleNamespace(status="done", is_search=is_search, rows=rows)
+        assert cli._exit_code(report) == code
 
 
 def test_no_terminal_no_progress_bar(folder: Path) -> None:

@@ -122,7 +122,7 @@ def tune(
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
         report = api.run_search(search, chosen, directory, store=store, launcher=opened, **watching)
     _finish(report, as_json=as_json, verbose=verbose)
-    raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
+    raise typer.Exit(_exit_code(report.run))
 
 
 DEMO_NEEDS = {"Pillow": "PIL", "scikit-learn": "sklearn"}
@@ -409,4 +409,6 @@ def _finish(report: "Report | SearchReport", *, as_json: bool, verbose: bool) ->
 def _exit_code(report: "Report") -> int:
     if report.status == "paused":
         return 130
-    return 1 if any(row.status == "failed" for row in report.rows) else 0
+    nothing = bool(report.rows) and all(row.failed for row in report.rows)
+    # A search is not in vain because one of its trials fails.
+    return int(nothing or (not report.is_search and any(row.status == "failed" for row in report.rows)))
