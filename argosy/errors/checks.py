@@ -217,6 +217,11 @@ def check_arrays(what: str, arrays: Any) -> None:
             "(inputs, targets), or (inputs,)."
         )
     for number, array in enumerate(arrays):
+        if getattr(array, "is_nested", False) is True:  # a strided one raises when asked for its shape
+            raise StudyError(
+                f"{what}[{number}] is a nested tensor; it must be a dense tensor in host memory. Pass "
+                "array.to_padded_tensor(0.0), or a Dataset of its rows as train= with Data(ragged=...)."
+            )
         if not hasattr(array, "__len__") or getattr(array, "shape", (1,)) == ():
             raise StudyError(
                 f"{what}[{number}] is {describe_value(array)}; it must be a tensor or an array with one row per sample."

@@ -78,12 +78,8 @@ class Layout:
                 f"is {sample!r}, without any tensor or number. Return (input, target), or the values that your "
                 "step takes."
             )
-        if any(leaf.is_nested for leaf in leaves):
-            raise UnfitSample(
-                "has a nested tensor, but samples must have dense ones. Return tensor.to_padded_tensor(0.0)."
-            )
-        if any(leaf.layout != torch.strided for leaf in leaves):
-            raise UnfitSample("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
+        for leaf in leaves:
+            _check_dense(leaf)
         if any(leaf.is_quantized for leaf in leaves):
             raise UnfitSample("has a quantized tensor, whose numbers no block can hold. Return tensor.dequantize().")
         return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
@@ -132,6 +128,7 @@ class Layout:
                 "structure for all samples, and lists of varying length as tensors with Data(ragged=...)."
             )
         for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
+            _check_dense(leaf)
             if leaf.dtype != dtype:
                 raise UnfitSample(
                     f"has {leaf.dtype} in its element {number}, the first sample {dtype}. All samples must have "
@@ -142,6 +139,13 @@ class Layout:
                     f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. All samples "
                     "must have the same shape: resize them in the dataset, or pad them with Data(ragged=...)."
                 )
+
+
+def _check_dense(leaf: torch.Tensor) -> None:
+    if leaf.is_nested:
+        raise UnfitSample("has a nested tensor, but samples must have dense ones. Return tensor.to_padded_tensor(0.0).")
+    if leaf.layout != torch.strided:
+        raise UnfitSample("has a sparse tensor, but samples must have dense ones. Return tensor.to_dense().")
 
 
 @dataclass(slots=False)

@@ -192,6 +192,9 @@ CASES = {
     "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
     "an array with rows of different shapes": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
     "a sparse tensor among the arrays": lambda: Data(arrays=(torch.eye(3).to_sparse(),)),
+    "a nested tensor among the arrays": lambda: Data(
+        arrays=(torch.nested.nested_tensor([torch.eye(3)], layout=torch.jagged),)
+    ),
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
     "a data factory that raises": lambda: open_sources(Data(train=unreadable), seed=0),

@@ -444,6 +444,7 @@ with warnings.catch_warnings(action="ignore"):  # torch is going to drop them
 OBJECTS = np.array([None, 1], dtype=object)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize(
     ("first", "odd", "says"),
     [
@@ -469,9 +470,13 @@ OBJECTS = np.array([None, 1], dtype=object)
         ),
         ({"x": X, "y": 0}, {"x": X}, r"has the structure \{'x': ·\}, the first sample \{'x': ·, 'y': ·\}\."),
         ((X, 0), SystemExit(2), r"raised SystemExit: 2\n"),
+        ((X, 0), torch.strided, r"has a nested tensor, but"),
+        ((X, 0), torch.jagged, r"has a nested tensor, but"),
+        ((X, 0), (X.to_sparse(), 0), r"has a sparse tensor, but"),
     ],
 )
 def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> None:
+    odd = (nested(odd), 0) if isinstance(odd, torch.layout) else odd
     with pytest.raises(StudyError, match=rf"^Data\.train: sample 17 {says}"):
         cut(source(Odd(first, odd)), 16, 17)
     holes, sound = cut(source(Odd(first, odd), skip_errors=True), 16, 17)
