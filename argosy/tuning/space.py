@@ -33,7 +33,8 @@ def check_distributions(space: Mapping[str, Any]) -> None:
         if not isinstance(distribution, optuna.distributions.BaseDistribution):
             raise StudyError(
                 f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
-                "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam'])."
+                "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam']). If parameters depend on others, "
+                "pass a function of an Optuna trial as the space."
             )
         plain = [one for one in getattr(distribution, "choices", ()) if isinstance(one, PLAIN)]
         # Choices may be repeated, which makes them more frequent.
