@@ -250,15 +250,19 @@ def test_a_member_that_is_added_takes_no_name_of_a_trial_to_come(
     """The trial could not begin, and no later command could continue the search."""
     run, left = tmp_path / "run", list[str]()
     living.trusting(monkeypatch)
-    clone = {"command": "clone", "member": "net-0", "name": "net-2", "set": {"optimizer.lr": 0.02}, "warm": False}
+    names = ["net-2", "cnn-2"]  # a `build` may name trials by their kind of network, of which there is none yet
+    clone = {"command": "clone", "member": "net-0", "set": {"optimizer.lr": 0.02}, "warm": False}
 
     def act(driver: Driver) -> None:
         if not left and driver.state.member("net-0").sections:
-            left.append(inbox.write_command(run, clone))
+            left.extend(inbox.write_command(run, {**clone, "name": name}) for name in names)
 
     living.at_every_round(monkeypatch, act)
     report = tune(run, scheduler="random", n_trials=3, max_epochs=3, at_once=1)
-    assert "'net-2' is a name for trials of this search" in evidence.event_lines(run, "Answered")[0]["answer"]
+    answers = [answered["answer"] for answered in evidence.event_lines(run, "Answered")]
+    assert [
+        f"'{name}' is a name for trials of this search" in answer for name, answer in zip(names, answers, strict=True)
+    ] == [True, True]
     assert {row.name: row.status for row in report.rows} == dict.fromkeys(("net-0", "net-1", "net-2"), "done")
     with pytest.raises(RunError, match="set a larger n_trials in its search, and start it again"):
         inbox.send_commands(run, clone)

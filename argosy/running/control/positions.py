@@ -99,8 +99,7 @@ class Positions:
                 f"a member {name!r} has already trained in this run, but the run's study no longer contains it. "
                 "Restore it in the study, or give the new member another name."
             )
-        stem = OF_TRIAL.sub("", name)
-        if stem != name and any(stem == OF_TRIAL.sub("", trial) for trial in self.state.proposed):
+        if self.state.proposed and OF_TRIAL.search(name):
             raise StudyError(
                 f"{name!r} is a name for trials of this search. Give the new member another name, without a number at its end."
             )
