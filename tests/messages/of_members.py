@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 from torch.optim import LBFGS, SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 import argosy
 from messages.of_studies import ARRAYS, trained
@@ -92,6 +92,12 @@ def training(model: nn.Module, batch: Any) -> torch.Tensor:
 def mean_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """The loss of a step."""
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def unfreezing(optimizer: SGD) -> LambdaLR:
+    """Return a schedule whose function freezes a weight until the first epoch has ended."""
+    weight = optimizer.param_groups[0]["params"][0]
+    return LambdaLR(optimizer, lambda epoch: float(weight.requires_grad_(epoch > 0).numel() > 0))
 
 
 def calling_backward(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -223,6 +229,7 @@ CASES = {
     "a step that calls backward() on its loss": lambda: tried(step=calling_backward, validate=mean_loss, metrics={}),
     "a validation step that needs gradients": lambda: tried(step=differentiating, metrics={}),
     "a network whose copies compute with the original": lambda: tried(model=Outside),
+    "a schedule whose function unfreezes weights": lambda: tried(schedule=unfreezing),
     "a network that cannot be copied": lambda: tried(model=Locked),
     "a network that loses weights during training": lambda: tried(step=pruning, metrics={}),
     "a network that gains weights during training": lambda: tried(step=growing, metrics={}),

@@ -29,7 +29,15 @@ from late import devices  # noqa: F401
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 import argosy
 from argosy.errors import CheckpointError, StudyError
@@ -40,7 +48,7 @@ from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice import measure as measure_file
-from argosy.training.choice.copies import copy_for_trial
+from argosy.training.choice.copies import copy_for_trial, hide_step_warning
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
 from argosy.training.device.devices import open_backend
 from argosy.training.member import checkpoint
@@ -2151,6 +2159,24 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
     assert copied.layer.above() is copied
     with pytest.raises(StudyError, match="still uses"):
         measure(start(studies.member(model=partial(Listed, list))), block)
+
+
+def unfreezing_later(optimizer: SGD) -> LambdaLR:
+    """Return a schedule whose function unfreezes a weight after the first epoch, as a side effect."""
+    (weight, *_) = optimizer.param_groups[0]["params"]
+
+    def factor(epoch: int) -> float:
+        weight.requires_grad_(epoch > 0)
+        return 1.0
+
+    return LambdaLR(optimizer, factor)
+
+
+def test_a_schedule_whose_copy_unfreezes_the_original_is_refused() -> None:
+    """The weight was trained from the first epoch."""
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    with hide_step_warning(), pytest.raises(StudyError, match="a copy of its schedule froze or unfroze"):
+        measure(start(studies.member(schedule=unfreezing_later)), block)
 
 
 class ByHand:

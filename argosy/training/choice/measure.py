@@ -82,7 +82,7 @@ def measure_steps(
     measured thoroughly. If the device counts its memory, activations are what a step takes beyond weights, optimizer state and
     gradients, including kernels' work space; otherwise they are what autograd keeps.
     """
-    trial, buffers = Solo(live.trial()), _buffers(live)
+    trial, buffers, frozen = Solo(live.trial()), _buffers(live), _frozen(live)
     state, before = UnsavedState(trial.live), trial.live.randomness.copy()
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
@@ -108,6 +108,7 @@ def measure_steps(
     whole, shard_seconds = yield from _measure_shares(trial, live, block, groups, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.step_schedule(1.0)
+    _check_unturned(live, frozen)
     state.note_further_steps(trial.live, schedule)
     _check_saved(trial.live)
     wrote, drew = wrote or batch.was_written, not trial.live.randomness.others_equal(before)
@@ -351,6 +352,20 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
             "outside, self.acts = [lambda x: self.layer(x)]: make it a method. Or if a step resets all layers of a class, "
             "as snntorch.utils.reset does: call layer.reset_mem() for those in model.modules()."
         )
+
+
+def _check_unturned(live: LiveMember, frozen: set[str]) -> None:
+    """Raise StudyError if a copy's schedule has affected which of the member's own weights are frozen."""
+    if turned := sorted(frozen ^ _frozen(live)):
+        raise StudyError(
+            f"member {live.member.name!r}: a copy of its schedule froze or unfroze {turned[0]!r} of the original, so the end of an "
+            "epoch cannot be tried before training. A function that LambdaLR calls holds the weights themselves: make a class derived "
+            "from LRScheduler that finds them in self.optimizer."
+        )
+
+
+def _frozen(live: LiveMember) -> set[str]:
+    return {name for name, weight in live.model.named_parameters() if not weight.requires_grad}
 
 
 def state_bytes(live: LiveMember) -> int:
