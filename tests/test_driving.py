@@ -150,6 +150,14 @@ def test_members_with_many_metrics_are_cut_to_their_first_ones_and_what_ends_the
     assert shorten_lists(few, most=10**6) == few
 
 
+def test_long_texts_have_no_middle_and_take_no_rows() -> None:
+    reason = f"RuntimeError: {'Missing key, ' * 1000}the end"
+    short = shorten_lists({"members": [{"member": str(number), "reason": reason} for number in range(4)]})
+    assert [row["member"] for row in short["members"]] == ["0", "1", "2", "3"]
+    text = short["members"][0]["reason"]
+    assert re.fullmatch(r"RuntimeError: Missing key, .*\[12021 characters left out\].*, the end", text)
+
+
 def test_a_table_is_shortened_by_whole_rows() -> None:
     table = {"columns": [f"column-{n}" for n in range(300)], "rows": [[*range(300)] for _ in range(20)]}
     short = shorten_lists(table, only="rows")

@@ -1,6 +1,5 @@
 """What commands print and write: text for users, or one JSON object, alone on the standard output; and files."""
 
-import copy
 import errno
 import functools
 import io
@@ -41,6 +40,8 @@ MOST_CHARACTERS = 8000
 """Most characters of a JSON output where not all was asked for: 2,000 tokens of a language model, of four each."""
 SHORTEST = 2
 """Lists with this many entries are pairs, such as intervals, and are never cut."""
+MOST_OF_TEXT = 1000
+"""Longer texts are cut."""
 MOST_FIELDS = 100
 """Objects with more fields, such as members with many metrics, are cut like lists."""
 LAST_FIELDS = 20
@@ -112,7 +113,7 @@ def print_output(value: str | dict[str, Any], *, every: bool = False, table: str
 def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:
     """Return the value with its longest lists, or the `only` one, cut at their ends until its JSON fits; ``left_out`` says how many entries went.
 
-    Objects with many fields lose some in the middle.
+    Objects with many fields, and long texts, lose some in the middle.
 
     >>> shorten_lists({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
     {'rows': ['a', 'b'], 'pair': [1, 2], 'left_out': {'rows': 2}}
@@ -120,7 +121,7 @@ def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: s
     if len(_json(value)) <= most:
         return value
     left_out: dict[str, int] = {}
-    short = {**copy.deepcopy(value), "left_out": left_out}
+    short = {**_cut_texts(value), "left_out": left_out}
     while len(_json(short)) > most:
         found = [(only, short[only])] if only else _lists(short)
         name, longest = max(found, key=lambda one: len(one[1]), default=("", []))
@@ -130,6 +131,18 @@ def shorten_lists(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: s
         for one in same:
             left_out[name] = left_out.get(name, 0) + _cut(one)
     return short
+
+
+def _cut_texts(value: Any) -> Any:
+    """Return a copy in which long texts, such as errors that list all weights of a network, have no middle."""
+    if isinstance(value, dict):
+        return {key: _cut_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cut_texts(item) for item in value]
+    if isinstance(value, str) and len(value) > MOST_OF_TEXT:
+        half = MOST_OF_TEXT // 2
+        return f"{value[:half]}[{len(value) - 2 * half} characters left out]{value[-half:]}"
+    return value
 
 
 def _cut(entries: list[Any] | dict[str, Any]) -> int:
