@@ -375,7 +375,7 @@ def _default_combine(members: Sequence[Member]) -> Combine:
         f"the losses of members {', '.join(repr(member.name) for member in members)} do not show what their outputs "
         "are. Pass combine='probabilities' for class logits, combine='mean' for numbers, and one for each of several "
         "outputs, for example combine={'class': 'probabilities', 'age': 'mean'}. For one logit for two classes, "
-        f"use {PROBABILITIES}."
+        f"use {PROBABILITIES}. For argosy.distill, pass that ensemble as teacher=."
     )
 
 
