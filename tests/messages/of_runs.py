@@ -38,7 +38,7 @@ from argosy.running.directory.inbox import send_commands
 from argosy.running.directory.journal import Journal, read_journal
 from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.directory.study_copy import StudyCopy
-from argosy.running.launch import forkserver, worker
+from argosy.running.launch import limits, worker
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
@@ -309,7 +309,7 @@ def elsewhere(patch: pytest.MonkeyPatch, **settings: Any) -> None:
 
 def without_processes(patch: pytest.MonkeyPatch) -> None:
     """Train where /proc is not mounted."""
-    patch.setattr(forkserver, "PROC", Path("/proc/nothing"))
+    patch.setattr(limits, "PROC", Path("/proc/nothing"))
     argosy.train(study(), directory=RUN)
 
 

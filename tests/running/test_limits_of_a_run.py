@@ -5,9 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import studies
 
 import argosy
+from argosy.errors import PlanError
+from argosy.running.launch import limits
 
 
 class Spending(studies.Vectors):
@@ -86,3 +89,9 @@ def test_a_slow_node_is_named(tmp_path: Path) -> None:
     assert report.diagnosis is not None
     assert (report.diagnosis.stage, report.diagnosis.node) == ("preparation", "node1")
     assert "node1 is slow" in report.diagnosis.verdict
+
+
+def test_a_run_inline_without_proc_says_to_mount_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROC", tmp_path / "self")
+    with pytest.raises(PlanError, match="Mount it, as in a chroot"):
+        argosy.train(studies.study(), directory=tmp_path / "run", launcher="inline")

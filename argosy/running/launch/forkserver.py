@@ -28,6 +28,7 @@ import psutil
 from argosy.disk.files import open_append_descriptor
 from argosy.errors import PlanError, RunError
 from argosy.errors.system import resources_refused
+from argosy.running.launch.limits import check_proc
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer, poll
@@ -41,7 +42,6 @@ POLL_SECONDS = 0.005
 """Seconds between two checks whether the server has ended."""
 STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
-PROC = Path("/proc/self")
 PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
 """An interpreter that compiles modules as this one does, and does not import from its current folder."""
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -55,10 +55,7 @@ def check_linux() -> None:
             f"processes that train together need Linux; this system is {sys.platform}. Use launcher inline, which trains "
             "everything in the process that calls it, or run this in Linux: in a container, or on Windows in WSL 2."
         )
-    if not PROC.exists():
-        raise PlanError(
-            f"{PROC} does not exist, where a run sees its processes. Mount it, as in a chroot: mount -t proc proc /proc."
-        )
+    check_proc()
 
 
 class ForkServer:

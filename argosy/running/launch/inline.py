@@ -15,7 +15,7 @@ from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import Attach, Exit, Lost
 from argosy.running.launch.discovery import discover
 from argosy.running.launch.launcher import Job
-from argosy.running.launch.limits import feeder_cache_bytes
+from argosy.running.launch.limits import check_proc, feeder_cache_bytes
 from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Place
@@ -41,12 +41,13 @@ class Inline:
     """Launcher of workers without processes; samples are prepared in this process, and ``loader_workers`` is ignored."""
 
     def discover(self, settings: Settings) -> Cluster:
-        """Return this machine as a cluster; raises PlanError if the settings ask for several nodes."""
+        """Return this machine as a cluster; raises PlanError if the settings ask for several nodes, or on a Linux without /proc."""
         if settings.nodes > 1:
             raise PlanError(
                 f"nodes is {settings.nodes}, but launcher inline has one process and one node. Use launcher "
                 "'processes'."
             )
+        check_proc()
         return discover(settings)
 
     def open(self, job: Job) -> "InlineWorkers":

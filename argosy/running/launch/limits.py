@@ -11,11 +11,28 @@ import psutil
 
 from argosy.errors import PlanError
 
-__all__ = ["memory_limit", "feeder_cache_bytes", "limit_cores", "quota_cores", "restrict_to_cores", "usable_cores"]
+__all__ = [
+    "check_proc",
+    "memory_limit",
+    "feeder_cache_bytes",
+    "limit_cores",
+    "quota_cores",
+    "restrict_to_cores",
+    "usable_cores",
+]
 
+PROC = Path("/proc/self")
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
 """In version 1 of control groups, values from this one up mean no limit."""
+
+
+def check_proc() -> None:
+    """Raise PlanError on a Linux without /proc, as in a chroot."""
+    if sys.platform == "linux" and not PROC.exists():
+        raise PlanError(
+            f"{PROC} does not exist, where a run sees its processes. Mount it, as in a chroot: mount -t proc proc /proc."
+        )
 
 
 @contextlib.contextmanager
