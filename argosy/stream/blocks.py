@@ -254,7 +254,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
-        if np.ma.is_masked(leaf):
+        if type(leaf) is not np.ndarray and np.ma.is_masked(leaf):
             raise UnfitSample(
                 "has a masked array with masked values. Tensors have no masks, so they would be trained on: return "
                 "array.filled(value), or the mask beside the values."

@@ -3,6 +3,7 @@
 Everything here is a pure function of integers and uses only NumPy arrays.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +119,12 @@ def mix64_array(values: Hashes) -> Hashes:
 
 def sample_seed(seed: int, split: str, epoch: int, index: int) -> int:
     """Return 64 bits that seed the preparation of one sample: a function of (study seed, split, epoch, index)."""
-    return mix64(mix64(mix64(seed % WORD) ^ (2 * epoch + SPLITS[split])) ^ index)
+    return mix64(_epoch_seed(seed, split, epoch) ^ index)
+
+
+@functools.lru_cache(maxsize=8)
+def _epoch_seed(seed: int, split: str, epoch: int) -> int:
+    return mix64(mix64(seed % WORD) ^ (2 * epoch + SPLITS[split]))
 
 
 def member_seed(seed: int, name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from argosy.ragged import Ragged
@@ -17,14 +18,16 @@ __all__ = ["Structure", "format_structure", "flatten", "map_leaves", "rebuilt", 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
 PLAIN = (tuple, list, dict)
+LEAVES = frozenset((Tensor, np.ndarray, int, float))
+"""Types of most leaves, known at once because the other checks are slower and run for every sample and batch."""
 PAIR: Structure = (tuple, None, (None, None))
 """Structure of the usual (inputs, target)."""
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves from left to right, and the structure needed to rebuild the tree."""
-    if type(tree) is tuple and len(tree) == 2 and type(tree[0]) is type(tree[1]) is Tensor:
-        return [*tree], PAIR  # fast path, because this runs for every batch of every member
+    if type(tree) is tuple and len(tree) == 2 and type(tree[0]) in LEAVES and type(tree[1]) in LEAVES:
+        return [*tree], PAIR
     node = _parts(tree)
     if node is None:
         return [tree], None
@@ -68,7 +71,7 @@ def format_structure(structure: Structure) -> str:
 
 def _parts(tree: Any) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
     """Return the keys, if any, and the children of a tree; None for a leaf."""
-    if type(tree) is Tensor:  # first, because this runs for every batch of every member and the other checks are slower
+    if type(tree) in LEAVES:
         return None
     if isinstance(tree, tuple | list):
         return None, list(tree)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.stream.trees import PAIR, flatten, map_leaves, unflatten
 
 Pair = namedtuple("Pair", "left right")
 
@@ -69,3 +70,11 @@ def test_structures_can_be_compared() -> None:
     assert flatten((1, 2))[1] == flatten((3, 4))[1]
     assert flatten((1, 2))[1] != flatten([1, 2])[1]
     assert map_leaves(str, {"a": [1, 2]}) == {"a": ["1", "2"]}
+
+
+@pytest.mark.parametrize("inputs", [torch.ones(2), np.ones(2), 0.5])
+@pytest.mark.parametrize("target", [torch.tensor(1), np.ones(()), 1])
+def test_usual_samples_are_not_walked(inputs: Any, target: Any) -> None:
+    leaves, structure = flatten((inputs, target))
+    assert leaves[0] is inputs and leaves[1] is target
+    assert structure is PAIR  # not an equal one that was built for this sample
