@@ -86,7 +86,7 @@ class EnsembleState:
 class EnsembleJudge:
     """The `Judge` of a study with an ensemble."""
 
-    def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
+    def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path, state: RunState) -> None:
         self.seed: int = study.seed
         self.rule = rule
         self._kind = answer_kind(study.members[0])
@@ -98,6 +98,7 @@ class EnsembleJudge:
         self._alone: dict[tuple[str, int], float] = {}
         """Loss of each member alone in each of its best sections so far, on the samples that ensembles are selected on."""
         self._add_answers(self._file.read())
+        self._check_kept(state)
 
     def close(self) -> None:
         """Close the file."""
@@ -124,6 +125,17 @@ class EnsembleJudge:
         ]
         self._file.append(kept)
         self._add_answers({(name, section): parse_answers(each, form) for name, section, each, form in kept})
+
+    def _check_kept(self, state: RunState) -> None:
+        """Raise RunError if the next decision needs answers, of a member that earlier ones knew, that are lost or damaged."""
+        section = len(state.ensembles) + 1
+        back = section - min(self.rule.patience, section - 1)
+        known = {event.section: event.weights for event in state.ensembles}
+        for one in state.members.values():
+            for at in (section, back):
+                best = _best(one, at)
+                if best and one.name in known.get(min(at, section - 1), ()) and (one.name, best) not in self._alone:
+                    raise self._file.changed(f"{one.name} has no sound answers in its section {best}")
 
     def _add_answers(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
         self._answers.update(answers)

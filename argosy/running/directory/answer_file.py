@@ -6,6 +6,7 @@ bytes: float32, as in `argosy.training.member.answers`. A record is on disk befo
 
 import json
 import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ class Record:
     each: Positive
     """Number of values per sample."""
     bytes: Positive
+    crc: int | None = None
+    """CRC-32 of these bytes; None in files of earlier versions."""
 
 
 class AnswerFile:
@@ -40,7 +43,10 @@ class AnswerFile:
         self._descriptor = open_append_descriptor(path)
 
     def read(self) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
-        """Return all answers ``[samples, each]`` by (member, section); of duplicates, the last. Raises RunError for a file of another format."""
+        """Return all answers ``[samples, each]`` by (member, section), without damaged ones; of duplicates, the last.
+
+        Raises RunError for a file of another format.
+        """
         with open_plain(self.path) as file:
             content = file.read()
         answers, at = {}, 0
@@ -49,7 +55,9 @@ class AnswerFile:
             last = end + 1 + head.bytes
             if last > len(content):
                 break
-            answers[head.member, head.section] = parse_answers(head.each, content[end + 1 : last])
+            values = content[end + 1 : last]
+            if head.crc in (None, zlib.crc32(values)):
+                answers[head.member, head.section] = parse_answers(head.each, values)
             at = last
         os.ftruncate(self._descriptor, at)
         return answers
@@ -68,11 +76,14 @@ class AnswerFile:
             if head.bytes % (4 * head.each):
                 raise ValueError(f"{head.bytes} bytes do not divide into rows of {head.each} float32")
         except ValueError as error:
-            raise RunError(
-                f"{self.path} is not the answer file that the run wrote: {error}. Restore that file, or start "
-                "over with --fresh."
-            ) from error
+            raise self.changed(str(error)) from error
         return head
+
+    def changed(self, how: str) -> RunError:
+        """Return an error for a file that is not as the run wrote it."""
+        return RunError(
+            f"{self.path} is not the answer file that the run wrote: {how}. Restore that file, or start over with --fresh."
+        )
 
 
 def parse_answers(each: int, content: bytes) -> npt.NDArray[np.float32]:
@@ -81,5 +92,5 @@ def parse_answers(each: int, content: bytes) -> npt.NDArray[np.float32]:
 
 
 def _record(member: str, section: int, each: int, content: bytes) -> bytes:
-    head = {"member": member, "section": section, "each": each, "bytes": len(content)}
+    head = {"member": member, "section": section, "each": each, "bytes": len(content), "crc": zlib.crc32(content)}
     return json.dumps(head).encode() + b"\n" + content
