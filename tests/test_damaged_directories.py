@@ -235,6 +235,8 @@ def test_weights_that_cannot_be_read_are_one_sentence(
 def test_a_folder_that_is_removed_during_a_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"It was removed: restore it"), explain_refusals(tmp_path):
         (tmp_path / "members" / "one" / "metrics.csv").write_text("")
+    with pytest.raises(DiskError, match=r"ask for a larger quota"), explain_refusals(tmp_path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", "e0001.pt", None, str(tmp_path / "members" / "last.pt"))
     with pytest.raises(FileNotFoundError), explain_refusals(tmp_path):
         (tmp_path / "data.csv").read_text()
 

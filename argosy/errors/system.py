@@ -89,4 +89,5 @@ def _is_about_run(error: OSError, directory: Path) -> bool:
     if error.errno == errno.ENOENT:
         folder = Path(str(error.filename)).parent
         return not directory.exists() or (directory in folder.parents and not folder.exists())
-    return error.filename is None or directory in Path(str(error.filename)).parents
+    names = [name for name in (error.filename, error.filename2) if name is not None]  # a link has two
+    return not names or any(directory in Path(str(name)).parents for name in names)
