@@ -29,7 +29,7 @@ from argosy.running.control.driver import drive
 from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import make_began_anew, set_run_aside
 from argosy.running.directory.journal import Journal, read_journal
-from argosy.running.directory.loading import load_report, load_timed
+from argosy.running.directory.loading import check_sections, load_report, load_timed
 from argosy.running.directory.lock import Lock, make_own_directory
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher, Workers
@@ -189,6 +189,7 @@ def run(
             anew = make_began_anew(fresh, study, state, directory)
             if anew is not None:
                 state.apply(anew)
+            check_sections(state, directory)
             cluster = launcher.discover(settings)
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             trained = drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
@@ -319,6 +320,7 @@ def run_search(
         with _claim_directory(directory, settings, launcher) as (lock, journal):
             events = read_journal(directory)
             state = RunState.of(events)
+            check_sections(state, directory)
             tuner = Tuner.of(search, events)
             tuner.warn()
             tuner.replay(events, state)

@@ -124,6 +124,10 @@ class MemberState:
             return False
         return (newest.epoch, newest.section) > (last.epoch, last.section)
 
+    def gap(self, per_epoch: int) -> int | None:
+        """Return where `sections` first has another section than belongs there, because the journal lost one; None if all are there."""
+        return next((at for at, row in enumerate(self.sections) if row.epoch * per_epoch + row.section != at), None)
+
     def stream_epoch(self, epoch: int) -> int | None:
         """Return the stream epoch of an own epoch; None if none is assigned yet."""
         return next((at + epoch - own for own, at in reversed(self.assigned) if own <= epoch), None)

@@ -84,6 +84,15 @@ def journaled(*lines: str) -> Path:
     return RUN
 
 
+def without_a_section() -> None:
+    """Load a run from whose journal a line was removed."""
+    run(epochs=2)
+    lines = (RUN / "journal.jsonl").read_text().splitlines(keepends=True)
+    first = next(line for line in lines if '"SectionEnded"' in line)
+    (RUN / "journal.jsonl").write_text("".join(line for line in lines if line != first))
+    argosy.load(RUN)
+
+
 SECONDS = {"seconds_per_sample": 0.0, "opening_seconds": 0.0}
 
 
@@ -400,6 +409,7 @@ CASES = {
     "a network from a study without the member": lambda: loaded(studies.member("vit")),
     "a network from a study that builds a different network": lambda: loaded(studies.member("mlp", hidden=9)),
     "a damaged study.json": lambda: ((journaled() / "study.json").write_text("{}"), argosy.load(RUN)),
+    "a journal from which a section was removed": without_a_section,
     "a journal that cannot be read": lambda: ((RUN / "journal.jsonl").mkdir(parents=True), argosy.load(RUN)),
     "a run that ended before its data was open": lambda: argosy.load(journaled()),
     "an audit of a run that ended before its data was open": lambda: audit(journaled()),

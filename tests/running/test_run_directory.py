@@ -259,11 +259,16 @@ def test_the_order_of_an_epoch_is_computed_once_for_all_members_and_sections_tha
 
 
 @pytest.mark.tampers
-def test_an_audit_names_the_first_section_that_is_missing_and_not_all_others(tmp_path: Path) -> None:
-    argosy.train(studies.study(fleet=[studies.member("a")], epochs=4), directory=tmp_path, launcher="inline")
+def test_the_first_section_that_is_missing_is_named_and_not_all_others(tmp_path: Path) -> None:
+    study = studies.study(fleet=[studies.member("a")], epochs=4)
+    argosy.train(study, directory=tmp_path, launcher="inline")
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     second = [line for line in lines if '"SectionEnded"' in line][1]
     journal.write_text("".join(line for line in lines if line != second))
     found = audit_of.audit(tmp_path)[0]
     assert found == "a: the journal has section 2 where section 1 belongs; some are missing"
+    with pytest.raises(RunError, match="lacks section 2 of member 'a', although a later one is there"):
+        argosy.load(tmp_path)
+    with pytest.raises(RunError, match="lacks section 2 of member 'a'"):
+        argosy.train(study, directory=tmp_path, launcher="inline")

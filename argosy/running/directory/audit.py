@@ -75,10 +75,9 @@ class _Auditor:
     def errors_of(self, member: MemberState, described: dict[str, Any]) -> Iterator[str]:
         """Yield the errors of a member's record."""
         per_epoch = self._summary["validations_per_epoch"]
-        numbers = [row.epoch * per_epoch + row.section for row in member.sections]
-        if numbers != list(range(len(numbers))):
-            at = next(at for at, number in enumerate(numbers) if number != at)
-            yield f"{member.name}: the journal has section {numbers[at]} where section {at} belongs; some are missing"
+        if (at := member.gap(per_epoch)) is not None:
+            number = member.sections[at].epoch * per_epoch + member.sections[at].section
+            yield f"{member.name}: the journal has section {number} where section {at} belongs; some are missing"
         stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
         for earlier, later in itertools.pairwise(stream_epochs):
             if later <= earlier:

@@ -18,7 +18,7 @@ from argosy.running.directory.study_json import read_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 
-__all__ = ["load_report", "load_timed", "search_report_of"]
+__all__ = ["check_sections", "load_report", "load_timed", "search_report_of"]
 
 Timeline = Sequence[tuple[float, Event]]
 """Events with seconds of drivers' work before them."""
@@ -35,6 +35,7 @@ def load_timed(directory: str | Path, *, study: Study | None = None, compares: b
     # In this order: a driver that ends meanwhile still counts as working; otherwise its run would seem to be interrupted.
     working, events = has_driver(directory), [*timeline(directory)]
     state = RunState.of(event for _, event in events)
+    check_sections(state, directory)
     summary = read_study(directory)
     if summary is None and study is not None:
         # The run ended before its data was open.
@@ -53,6 +54,17 @@ def load_timed(directory: str | Path, *, study: Study | None = None, compares: b
         changed = _changed(study, directory) if compares else {}
     networks = partial(_networks, study, state, directory, changed)
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working), events
+
+
+def check_sections(state: RunState, directory: Path) -> None:
+    """Raise RunError if the journal lacks a section of a member, without which its best section and stopping rules would be others."""
+    per_epoch = state.started.validations_per_epoch if state.started is not None else 1
+    for one in state.members.values():
+        if (at := one.gap(per_epoch)) is not None:
+            raise RunError(
+                f"{directory / 'journal.jsonl'} lacks section {at + 1} of member {one.name!r}, although a later one is there: a "
+                "line was removed. Restore a copy of the journal, or choose another directory."
+            )
 
 
 def search_report_of(report: Report, events: Timeline) -> SearchReport | None:
