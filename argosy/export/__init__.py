@@ -3,14 +3,17 @@
 Importing a format's module imports the package that it needs. `argosy.ensembling.exporting` creates the exported networks.
 """
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from argosy.errors import RunError
 from argosy.errors.spelling import did_you_mean
+from argosy.errors.system import system_refused
 from argosy.export.exported import Exported
 
 __all__ = ["FORMATS", "check_format", "push", "write"]
@@ -51,7 +54,7 @@ def check_format(format: str, *, push_to_hub: str | None) -> None:
 
 
 def write(exported: Exported, folder: Path, format: str) -> None:
-    """Write a network into a folder, made where there is none; raises RunError for a network that the format cannot hold."""
+    """Write a network into a folder, made where there is none; raises RunError for a network that the format cannot hold, and DiskError."""
     if exported.about.preprocessing and format in WEIGHTS_ALONE:
         raise RunError(
             f"format {format!r} holds only weights, but Data.on_device is code. Remove preprocess, or use format "
@@ -65,8 +68,22 @@ def write(exported: Exported, folder: Path, format: str) -> None:
             f"{str(folder)!r} holds {others[0]} of another export, whose config.json would be overwritten. Choose "
             "another folder."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    _module(format).write(exported, folder)
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # An earlier export there stays whole if this one is refused.
+        with TemporaryDirectory(prefix=".", dir=folder) as unfinished:
+            _module(format).write(exported, Path(unfinished))
+            for file in [*Path(unfinished).iterdir()]:
+                file.replace(folder / file.name)
+    except OSError as error:
+        if (refused := system_refused(error, f"cannot write {folder}")) is None:
+            raise
+        raise refused from error
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            if made:
+                folder.rmdir()
 
 
 def push(folder: Path, repository: str) -> None:

@@ -26,5 +26,7 @@ def write(exported: Exported, folder: Path) -> None:
         with unmerge_weights(exported.network):
             save_model(exported.network, str(file), metadata={"format": "pt"})
     except SafetensorError as error:
-        raise DiskError(f"cannot write {file}: {error}. Free disk space there, or choose another folder.") from error
+        raise DiskError(
+            f"cannot write {file.name}: {error}. Free disk space there, or choose another folder."
+        ) from error
     write_config(exported, folder)

@@ -1,5 +1,6 @@
 """The whole network as a program of torch: ``model.pt2``, which ``torch.export.load`` opens, and ``config.json``."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ __all__ = ["program_of", "write"]
 
 def write(exported: Exported, folder: Path) -> None:
     """Write the program; raises what `program_of` raises."""
-    torch.export.save(program_of(exported), folder / "model.pt2")
+    content = BytesIO()
+    torch.export.save(program_of(exported), content)  # in a file of its own, torch ends the process if the disk is full
+    (folder / "model.pt2").write_bytes(content.getbuffer())
     write_config(exported, folder)
 
 

@@ -117,12 +117,19 @@ def test_weights_are_those_of_the_run_and_the_configuration_says_what_they_are(
     assert about["inputs"] == [{"name": "inputs", "dtype": "float32", "shape": ["batch", 12]}]
 
 
-def test_a_full_disk_is_told_of(small_disk: Path, report: argosy.Report) -> None:
+@pytest.mark.parametrize("format", ["safetensors", "torch-export"])
+def test_a_full_disk_is_told_of_and_an_earlier_export_stays(
+    small_disk: Path, report: argosy.Report, format: Any
+) -> None:
     pytest.importorskip("safetensors", reason="the extra export")
-    (small_disk / "x").mkdir()
+    folder = report.export(small_disk / "x", "one", format=format)
+    before = {file: file.read_bytes() for file in folder.iterdir()}
     fill_up(small_disk)
-    with pytest.raises(DiskError, match=r"x/model.safetensors: .*No space left.*Free disk space there"):
-        report.export(small_disk / "x")
+    for name in ("x", "y"):
+        with pytest.raises(DiskError, match=r"cannot write .*No space left.*Free disk space"):
+            report.export(small_disk / name, "two", format=format)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+    assert not (small_disk / "y").exists()
 
 
 def test_a_member_of_some_samples_says_how_many_these_were(tmp_path: Path) -> None:
