@@ -18,6 +18,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.cli.cache import cache as delete
+from argosy.running.directory.versions import versions
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, ProgramCandidate
 
 
@@ -117,6 +118,15 @@ def test_a_run_that_continues_with_other_numerics_is_told(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=told.format("exact", "equivalent", "equivalent")):
         train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)), numerics="exact")
     train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)))  # has nothing to continue, so it does not warn
+
+
+def test_a_run_that_continues_with_another_torch_is_told(tmp_path: Path) -> None:
+    train(tmp_path, study("a"))
+    path = tmp_path / "journal.jsonl"
+    path.write_text(path.read_text().replace(f'"torch": "{versions()["torch"]}"', '"torch": "2.9.1"'))
+    with pytest.warns(UserWarning, match=r"^torch is .*, but the run last trained with torch 2\.9\.1, .* install that"):
+        train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(4)))
+    train(tmp_path, replace(study("a"), stop=argosy.MaxEpochs(5)))
 
 
 def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(

@@ -30,6 +30,7 @@ from argosy.protocol.events import PolicyAnswered
 from argosy.protocol.packs import Chosen, Packed
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
+from argosy.running.directory.versions import versions
 from argosy.settings import Settings
 from argosy.version import __version__
 
@@ -154,7 +155,14 @@ def _differences(settings: Settings, run: RunState) -> Iterator[tuple[str, Any]]
 
 
 def warn_of_other_bits(settings: Settings, state: RunState) -> None:
-    """Warn if these settings change the bits of a run that has begun."""
+    """Warn if these settings, or other versions of packages, change the bits of a run that has begun."""
+    before, here = {} if state.started is None else state.started.versions, versions()
+    for name in ("torch", "numpy"):
+        if before.get(name, here[name]) != here[name]:
+            warn_caller(
+                f"{name} is {here[name]}, but the run last trained with {name} {before[name]}, which may round differently. To "
+                "continue it bit for bit, install that version."
+            )
     for name, earlier in _differences(settings, state):
         warn_caller(
             f"{name} is {getattr(settings, name)!r}, but the run last trained with {earlier!r}, and its steps round differently. To "
