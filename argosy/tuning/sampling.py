@@ -274,6 +274,9 @@ class Sampling:
         self._trials.append(trial)
         self.changed.add(trial.number)
         sampled = trial.params
+        if not callable(self.space):
+            # Samplers with values of their own, such as PartialFixedSampler, give these as they are.
+            sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
         strange = {name: value for name, value in sampled.items() if not isinstance(value, PLAIN)}
         if strange or not sampled:
             raise StudyError(

@@ -57,7 +57,7 @@ def as_drawn(distribution: Any, value: Any) -> Any:
     try:
         given = float(value) if isinstance(value, str) and not choice else value
         drawn = distribution.to_external_repr(distribution.to_internal_repr(given))
-    except ValueError:
+    except (ValueError, OverflowError):
         return value
     return drawn if drawn == given else value
 

@@ -133,6 +133,7 @@ def test_trials_that_are_enqueued_alike_are_as_many_after_a_restart() -> None:
     ("space", "first", "match"),
     [
         (TWO, {"x": 2.0}, "Use values of the space"),
+        ({"units": IntDistribution(1, 8)}, {"units": "inf"}, "Use values of the space"),
         (lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, {"depth": 2}, "does not suggest"),
     ],
 )
@@ -153,6 +154,16 @@ def test_numbers_that_are_enqueued_are_of_the_kind_that_the_space_draws() -> Non
     assert later.ask()[1] == found[3]
     copied = [trial.system_attrs["fixed_params"] for trial in sampling.frozen_trials()[:3]]
     assert json.loads(json.dumps(copied)) == copied  # NumPy's numbers have no place in Optuna's journal
+
+
+@pytest.mark.parametrize("fixed", [5.0, np.int64(5)])
+def test_numbers_that_a_sampler_has_of_its_own_are_of_the_kind_that_the_space_draws(fixed: Any) -> None:
+    def sampler(seed: int) -> Any:
+        with warnings.catch_warnings(action="ignore"):  # it is experimental
+            return optuna.samplers.PartialFixedSampler({"units": fixed}, optuna.samplers.RandomSampler(seed=seed))
+
+    sampling = Sampling({"units": IntDistribution(1, 8)}, modes=["min"], seed=3, sampler=sampler)
+    assert repr(sampling.ask()[1]) == "{'units': 5}"
 
 
 @pytest.mark.parametrize("choices", [[0, 1, True], [0.5, math.nan], [0.0, -0.0], [1, 1.0]])
