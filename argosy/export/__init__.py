@@ -74,8 +74,12 @@ def write(exported: Exported, folder: Path, format: str) -> None:
         # An earlier export there stays whole if this one is refused.
         with TemporaryDirectory(prefix=".", dir=folder) as unfinished:
             _module(format).write(exported, Path(unfinished))
-            for file in [*Path(unfinished).iterdir()]:
-                file.replace(folder / file.name)
+            for file in [*Path(unfinished).rglob("*")]:
+                place = folder / file.relative_to(unfinished)
+                if file.is_dir():  # a network that writes itself may make some, as Sentence Transformers do
+                    place.mkdir(exist_ok=True)
+                else:
+                    file.replace(place)
     except OSError as error:
         if (refused := system_refused(error, f"cannot write {folder}")) is None:
             raise

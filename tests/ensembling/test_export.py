@@ -132,6 +132,24 @@ def test_a_full_disk_is_told_of_and_an_earlier_export_stays(
     assert not (small_disk / "y").exists()
 
 
+class InFolders(studies.Mlp):
+    """A network that writes itself into several folders."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "pooling").mkdir(exist_ok=True)
+        (folder / "pooling" / "config.json").write_text(f"{self.state_dict()['layers.0.bias'][0]}")
+
+
+def test_a_network_that_writes_folders_is_exported_again(tmp_path: Path) -> None:
+    members = [studies.member(name, model=InFolders) for name in ("one", "two")]
+    report = trained(tmp_path / "run", argosy.Data(arrays=(X, Y)), *members)
+    found = set()
+    for name in ("one", "two"):
+        report.export(tmp_path / "x", name, format="hub")
+        found.add((tmp_path / "x" / "pooling" / "config.json").read_text())
+    assert len(found) == 2
+
+
 def test_a_member_of_some_samples_says_how_many_these_were(tmp_path: Path) -> None:
     pytest.importorskip("safetensors.torch", reason="the extra export")
     few = studies.member(subset=[*range(40), 0, 1], val_subset=range(10), batch_size=20)
