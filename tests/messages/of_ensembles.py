@@ -166,10 +166,10 @@ def steered(*members: argosy.Member, **rest: Any) -> argosy.Study:
     return argosy.Study(**given)
 
 
-def steered_by_hand() -> None:
+def steered_by_hand(answers: bytes) -> None:
     """A resumed study whose file of answers was changed."""
     argosy.train(steered(stop=argosy.MaxEpochs(1)), directory="runs/x", launcher="inline", devices="cpu:1")
-    Path("runs/x/answers.bin").write_bytes(b"{}\n")
+    Path("runs/x/answers.bin").write_bytes(answers)
     argosy.train(steered(stop=argosy.MaxEpochs(2)), directory="runs/x", launcher="inline", devices="cpu:1")
 
 
@@ -279,7 +279,8 @@ CASES = {
         data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
         ensemble=argosy.EnsemblePlateau(),
     ),
-    "a steering ensemble whose answer file was changed": steered_by_hand,
+    "a steering ensemble whose answer file was changed": lambda: steered_by_hand(b"{}\n"),
+    "a steering ensemble whose answer file was emptied": lambda: steered_by_hand(b""),
     "predictions of varying length": predicted_in_parts,
     "a comparison of members that were not replicated": lambda: report().compare("mlp", "vit"),
     "a comparison with a misspelt configuration": lambda: report(*argosy.replicate(member(), 2)).compare("mlp", "mpl"),

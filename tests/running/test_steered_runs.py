@@ -21,7 +21,6 @@ from argosy import EnsemblePlateau, MaxEpochs
 from argosy.ensembling.select import negative_log_likelihood
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import EnsembleChosen, Saved
-from argosy.results.fold import RunState
 from argosy.running.control.ensemble_judge import APART, EnsembleJudge, EnsembleState, extrapolate_loss, select_ensemble
 from argosy.running.directory.answer_file import AnswerFile, parse_answers
 from argosy.running.directory.journal import read_journal
@@ -228,7 +227,7 @@ def test_a_run_that_began_without_an_ensemble_is_not_ended_by_sections_of_which_
 def test_a_member_that_answers_another_question_is_not_added(tmp_path: Path) -> None:
     rule, member = EnsemblePlateau(), studies.member("a")
     steering = EnsembleJudge(
-        argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path, RunState()
+        argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path
     )
     steering.check([studies.member("b")])
     with pytest.raises(StudyError, match=r"'c'.*all predict numbers"):
@@ -264,16 +263,19 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
         run(study(epochs=3), tmp_path)
 
 
-def test_answers_that_are_lost_or_damaged_are_refused_at_a_resume(tmp_path: Path) -> None:
+def test_answers_that_are_lost_or_damaged_are_refused_when_they_are_needed(tmp_path: Path) -> None:
     run(study(epochs=2), tmp_path)
     file = tmp_path / "answers.bin"
     whole = file.read_bytes()
     for damaged in (b"", whole[: whole.rindex(b"{")], whole[:-1] + bytes([whole[-1] ^ 1])):
         file.write_bytes(damaged)
-        with pytest.raises(RunError, match=r"has no sound answers in its section \d\. Restore that file"):
-            EnsembleJudge(study(), EnsemblePlateau(), tmp_path, state_of(tmp_path))
+        run(study(epochs=2), tmp_path)  # nothing is left to decide
+        with pytest.raises(
+            RunError, match=r"lacks sound answers of member '.' in its section \d, .* Restore that file, omit"
+        ):
+            run(study(epochs=3), tmp_path)
     file.write_bytes(whole)
-    EnsembleJudge(study(), EnsemblePlateau(), tmp_path, state_of(tmp_path)).close()
+    run(study(epochs=3), tmp_path)
 
 
 @pytest.mark.parametrize(

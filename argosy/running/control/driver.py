@@ -130,6 +130,8 @@ class Driver(ActingPart):
             run.identity.update_left_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
+        if run.ensemble_judge is not None:
+            run.ensemble_judge.check_kept(self.state, run.study)
         warn_of_other_bits(run.settings, self.state)
         run.choices.warn_if_none_is_known([member.name for member in run.study.members])
         self.pool.start()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from argosy.ensembling.select import Losses, bagged_weights, greedy_weights, mean_squared_error, negative_log_likelihood
-from argosy.errors import StudyError
+from argosy.errors import RunError, StudyError
 from argosy.protocol.events import EnsembleChosen, SectionEnded
 from argosy.results.fold import FAILED_STATUSES, FINAL_STATUSES, MemberState, RunState
 from argosy.running.control.verdicts import Fate, Verdict
@@ -86,7 +86,7 @@ class EnsembleState:
 class EnsembleJudge:
     """The `Judge` of a study with an ensemble."""
 
-    def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path, state: RunState) -> None:
+    def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
         self.seed: int = study.seed
         self.rule = rule
         self._kind = answer_kind(study.members[0])
@@ -98,7 +98,6 @@ class EnsembleJudge:
         self._alone: dict[tuple[str, int], float] = {}
         """Loss of each member alone in each of its best sections so far, on the samples that ensembles are selected on."""
         self._add_answers(self._file.read())
-        self._check_kept(state)
 
     def close(self) -> None:
         """Close the file."""
@@ -126,16 +125,20 @@ class EnsembleJudge:
         self._file.append(kept)
         self._add_answers({(name, section): parse_answers(each, form) for name, section, each, form in kept})
 
-    def _check_kept(self, state: RunState) -> None:
+    def check_kept(self, state: RunState, study: Study) -> None:
         """Raise RunError if the next decision needs answers, of a member that earlier ones knew, that are lost or damaged."""
         section = len(state.ensembles) + 1
         back = section - min(self.rule.patience, section - 1)
         known = {event.section: event.weights for event in state.ensembles}
-        for one in state.members.values():
+        for one in map(state.member, study.names):
             for at in (section, back):
                 best = _best(one, at)
                 if best and one.name in known.get(min(at, section - 1), ()) and (one.name, best) not in self._alone:
-                    raise self._file.changed(f"{one.name} has no sound answers in its section {best}")
+                    raise RunError(
+                        f"{self._file.path} lacks sound answers of member {one.name!r} in its section {best}, which the next ensemble "
+                        "needs: it is not the file that the run wrote, or that section was trained without ensemble. Restore that "
+                        "file, omit ensemble from the study, or start over with --fresh."
+                    )
 
     def _add_answers(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
         self._answers.update(answers)

@@ -61,7 +61,7 @@ class Run:
         self.view = view
         rule = job.study.ensemble
         self.ensemble_judge: EnsembleJudge | None = (
-            None if rule is None else EnsembleJudge(job.study, rule, job.directory, state)
+            None if rule is None else EnsembleJudge(job.study, rule, job.directory)
         )
         """The judge that follows the ensemble; None if the study has none."""
         self.judges: tuple[Judge, ...] = (

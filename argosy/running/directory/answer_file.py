@@ -76,14 +76,11 @@ class AnswerFile:
             if head.bytes % (4 * head.each):
                 raise ValueError(f"{head.bytes} bytes do not divide into rows of {head.each} float32")
         except ValueError as error:
-            raise self.changed(str(error)) from error
+            raise RunError(
+                f"{self.path} is not the answer file that the run wrote: {error}. Restore that file, or start "
+                "over with --fresh."
+            ) from error
         return head
-
-    def changed(self, how: str) -> RunError:
-        """Return an error for a file that is not as the run wrote it."""
-        return RunError(
-            f"{self.path} is not the answer file that the run wrote: {how}. Restore that file, or start over with --fresh."
-        )
 
 
 def parse_answers(each: int, content: bytes) -> npt.NDArray[np.float32]:
