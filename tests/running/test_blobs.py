@@ -90,6 +90,14 @@ def test_a_function_that_names_a_module_which_no_import_finds_travels() -> None:
     assert there_and_back(torch._C._functions) is torch._C._functions
 
 
+def test_a_module_made_by_code_travels_whole_also_as_an_attribute_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, inner = ModuleType("made"), ModuleType("made.inner")
+    vars(inner)["x"], vars(made)["inner"] = 2, inner
+    monkeypatch.setitem(sys.modules, "made", made)
+    assert there_and_back(inner).x == 2
+    assert there_and_back(inner) is not inner  # a worker has no module of the name of its parent
+
+
 def test_a_memory_map_travels_by_name(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(10_000.0).reshape(1000, 10))

@@ -76,8 +76,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return importlib.import_module, (value.__name__,)
         if isinstance(value, ModuleType) and value.__name__ not in sys.modules:
             parent, _, name = value.__name__.rpartition(".")
-            if parent and getattr(sys.modules.get(parent), name, None) is value:
-                return getattr, (sys.modules[parent], name)
+            holder = sys.modules.get(parent)
+            # A parent without a spec was made by code, so workers cannot import it.
+            if getattr(holder, "__spec__", None) is not None and getattr(holder, name, None) is value:
+                return getattr, (holder, name)
         if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
             raise TypeError(f"cannot pickle an open file, {getattr(value, 'name', value)!r}")
         if isinstance(value, ModuleType | FunctionType | type):
