@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from argosy.errors import RunError
 from argosy.errors.traces import USER_ERRORS
-from argosy.stream.trees import flatten, format_structure, map_leaves, unflatten
+from argosy.stream.trees import copied, flatten, format_structure, unflatten
 
 __all__ = ["answer", "answer_in_batches", "call_network", "takes_keywords"]
 
@@ -19,7 +19,7 @@ def answer(network: nn.Module, inputs: Any) -> Any:
 
     If the output has an attribute ``logits``, as with Hugging Face, that is returned.
     """
-    output = call_network(network, map_leaves(_copied, inputs))  # which it may write into, and other networks get too
+    output = call_network(network, copied(inputs))  # which it may write into, and other networks get too
     output = getattr(output, "logits", output)
     leaves, tree = flatten(output)
     wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
@@ -32,10 +32,6 @@ def answer(network: nn.Module, inputs: Any) -> Any:
         f"a network returned {returned}, but predictions must be tensors. Return a tensor, or a tuple or dict of "
         "tensors, in eval(), or call report.member(name).load() and pick the tensor from its output."
     )
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> Any:

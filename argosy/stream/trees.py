@@ -3,6 +3,7 @@
 torch has the same in a private module, but its structures change between versions, and these are sent between processes.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from argosy.ragged import Ragged
 
-__all__ = ["Structure", "format_structure", "flatten", "map_leaves", "rebuilt", "unflatten"]
+__all__ = ["Structure", "copied", "format_structure", "flatten", "map_leaves", "rebuilt", "unflatten"]
 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
@@ -55,6 +56,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 def rebuilt(tree: Any) -> Any:
     """Return the tree in containers of its own, with the same leaves: a member's code may change a dict or list that it is given."""
     return unflatten(*flatten(tree))
+
+
+def copied(tree: Any) -> Any:
+    """Return a tree with copies of its tensors, in containers of the same types, also those that cannot be built from their leaves alone."""
+    leaves = flatten(tree)[0]
+    return copy.deepcopy(tree, {id(leaf): leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves})
 
 
 def format_structure(structure: Structure) -> str:

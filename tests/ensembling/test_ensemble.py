@@ -333,6 +333,36 @@ def test_networks_of_an_ensemble_may_write_into_their_inputs() -> None:
     assert torch.equal(x, before)
 
 
+class Sized(dict[str, Tensor]):
+    """A batch with an attribute that its items do not give."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x=x)
+        self.size = len(x)
+
+
+class OfSized(nn.Linear):
+    """A layer that reads this attribute."""
+
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch["x"]) / batch.size
+
+
+class Recurrent(nn.GRU):
+    """A network of packed sequences."""
+
+    def forward(self, sequences: Any) -> Any:
+        return super().forward(sequences)[1][0]
+
+
+def test_networks_of_an_ensemble_get_inputs_of_the_type_that_it_got() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(4, 2, 4), torch.tensor([4, 2]))
+    for kind, inputs in ((OfSized, Sized(torch.randn(5, 4))), (Recurrent, packed)):
+        networks = {name: kind(4, 3) for name in "ab"}
+        ensemble = Ensemble(networks, combine="mean", weights=[1.0] * 2, temperatures=[1.0] * 2)
+        assert torch.equal(ensemble.outputs(inputs), torch.stack([one(inputs) for one in networks.values()]))
+
+
 class Double(nn.Module):
     """A network that computes in float64, whatever it is given."""
 
