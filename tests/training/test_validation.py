@@ -3,7 +3,7 @@
 import math
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -204,6 +204,44 @@ def test_a_metric_may_write_into_its_arguments(sizes: list[int]) -> None:
             validation.add(len(output), Digest(), output[:, 0], output.clone(), target)
         validation.end()
         assert validation.values()["doubled"] == pytest.approx(2 * float(OUTPUTS[:, 0].double().mean()), abs=1e-7)
+
+
+class Halving:
+    """A metric object that writes into what it is given."""
+
+    def __init__(self) -> None:
+        self.sums: list[torch.Tensor] = []
+
+    def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.sums.append(outputs.mul_(0.5).sum())
+
+    def compute(self) -> torch.Tensor:
+        return sum(self.sums, torch.zeros(()))
+
+
+@pytest.mark.parametrize("sizes", [[41], [1, 40], [7, 34]])
+def test_what_a_metric_writes_into_its_arguments_does_not_reach_others(sizes: list[int]) -> None:
+    def tripled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mul_(3)[:, 0]
+
+    def tripled_array(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        array = output.numpy()
+        array *= 3
+        return output[:, 0].mean()
+
+    def read(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output[:, 0]
+
+    def values(metrics: Mapping[str, Any]) -> dict[str, float]:
+        validation = Validation(studies.member(metrics=metrics), open_backend("cpu:0"))
+        for output, target in zip(OUTPUTS.split(sizes), TARGETS.split(sizes), strict=True):
+            validation.add(len(output), Digest(), torch.zeros(len(output)), output.clone(), target)
+        validation.end()
+        return validation.values()
+
+    metrics = {"a": tripled, "b": tripled_array, "c": Halving, "d": read, "e": lambda o, t: read(o, t).mean()}
+    alone = {name: values({name: metric})[name] for name, metric in metrics.items()}
+    assert values(metrics) == {"loss": 0.0, **alone}
 
 
 @pytest.mark.parametrize("value", [None, "0.5", (1.0, 2.0), torch.ones(3), torch.ones(20, dtype=torch.complex64)])

@@ -20,8 +20,9 @@ from torch import nn
 
 from argosy.errors import StudyError
 from argosy.errors.traces import USER_ERRORS
+from argosy.stream.blocks import same_bits
 from argosy.stream.order import Digest
-from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.stream.trees import copied, flatten, map_leaves, unflatten
 from argosy.study import Member, accuracy
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.moved import copy_held
@@ -63,6 +64,8 @@ class Validation:
     """Metrics that are functions, as they are called with a batch."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    _reading: set[str] = field(default_factory=set)
+    """Metrics that have left the first batch as it was; others get copies of their own, because other metrics get the same tensors."""
     _lacking: set[str] = field(default_factory=set)
     """Metrics of the whole set that raise for the first batch because it lacks a class."""
     _states: dict[str, MetricState] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Validation:
         values = {name: self._sample_values(name, metric, *batch) for name, metric in self._per_sample.items()}
         for name, state in self._states.items():
             with _naming_metric(name, output, target):
-                state.update(output, target)
+                self._call(name, state.update, output, target)
         if self._of_the_set:
             self._gathered.add(rows, output, target, self._subject(next(iter(self._of_the_set))))
         if self.answers is not None:
@@ -116,7 +119,7 @@ class Validation:
             if tried and name in self._lacking:
                 continue
             with _naming_metric(name, *whole):
-                value = self._bound_on(HOST, metric)(*whole)
+                value = self._call(name, self._bound_on(HOST, metric), *whole)
             self._ended[name] = self._number(name, value, f"all {self.sums.rows} samples")
         for name, state in self._states.items():
             with _naming_metric(name):
@@ -141,7 +144,7 @@ class Validation:
     def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
         if name not in self._states:
-            return _tensor(self._of_batches[name](*pair))
+            return _tensor(self._call(name, self._of_batches[name], *pair))
         state = self._state(name, metric)
         state.update(*pair)
         return _tensor(state.compute())
@@ -153,8 +156,8 @@ class Validation:
 
         A batch of one sample is doubled, because a value per sample and one number for the set could look alike.
         """
-        rows, again = (2, _twice) if rows == 1 else (rows, _copied)
-        output, target = map_leaves(again, output), map_leaves(again, target)  # a metric may write into its arguments
+        if rows == 1:
+            rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
         for name, given in self.member.metrics.items():
             if is_state(given) or makes_states(given):
                 self._states[name] = self._state(name, given)
@@ -180,10 +183,10 @@ class Validation:
         """Return a metric's value for the first batch, with all classes as targets if it raises without."""
         with _naming_metric(name, output, target):
             try:
-                return _tensor(metric(output, target))
+                return _tensor(self._call(name, metric, output, target))
             except ValueError:
                 # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
-                value = _of_all_classes(metric, output, target)
+                value = _of_all_classes(partial(self._call, name, metric), output, target)
                 if value is None:
                     raise
         self._lacking.add(name)
@@ -211,11 +214,21 @@ class Validation:
 
     # ---- values
 
+    def _call(self, name: str, metric: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
+        """Call a metric, with copies if it may write into its arguments."""
+        if name in self._reading:
+            return metric(output, target)
+        copies = copied((output, target))
+        value = metric(*copies)
+        if _unwritten(copies, (output, target)):
+            self._reading.add(name)
+        return value
+
     def _sample_values(
         self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
     ) -> torch.Tensor:
         with _naming_metric(name, output, target):
-            value = _tensor(metric(output, target))
+            value = _tensor(self._call(name, metric, output, target))
         if value is not None and rows == 1 and value.numel() == 1:
             return value.reshape(1)
         if value is None or not value.dim() or len(value) != rows:
@@ -320,8 +333,15 @@ def _as_gathered(metric: Callable[[Any, Any], Any], output: Any, target: Any) ->
     )
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+def _unwritten(copies: Any, originals: Any) -> bool:
+    """Return whether a metric has left copies as they were; on a CPU it may also write through NumPy, which torch does not count."""
+    pairs = zip(flatten(copies)[0], flatten(originals)[0], strict=True)
+    return all(one._version == 0 and _as_before(one, other) for one, other in pairs if isinstance(one, torch.Tensor))
+
+
+def _as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
+    has_array = one.device.type == "cpu" and one.layout == torch.strided and not (one.is_nested or one.is_conj())
+    return not has_array or same_bits([one], [other])
 
 
 def _twice(leaf: Any) -> Any:
