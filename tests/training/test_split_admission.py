@@ -40,6 +40,21 @@ class Thawing(SGD):
         self.param_groups[0]["params"][0].requires_grad_()
 
 
+class Moded(SGD):
+    """Trains other weights than those that are validated, as schedule-free optimizers do."""
+
+    trains = False
+
+    @torch.no_grad()
+    def train(self, mode: bool = True) -> None:
+        if self.trains is not mode:
+            torch._foreach_mul_(self.param_groups[0]["params"], 3.0 if mode else 1 / 3)
+        self.trains = mode
+
+    def eval(self) -> None:
+        self.train(False)
+
+
 def chained(optimizer: Any) -> ChainedScheduler:
     return ChainedScheduler([StepLR(optimizer, 1), Unfreezing(optimizer, lambda epoch: 0.9)])
 
@@ -110,6 +125,17 @@ def renormed(module: Doing, x: Tensor) -> Tensor:
     return x
 
 
+def renormed_data(module: Doing, x: Tensor) -> Tensor:
+    next(module.parameters()).data.renorm_(2, 0, 0.1)
+    return x
+
+
+def replaced_data(module: Doing, x: Tensor) -> Tensor:
+    weight = next(module.parameters())
+    weight.data = weight.data * 1.0
+    return x
+
+
 def strict(module: Doing, x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         raise TypeError("float32 alone")
@@ -138,7 +164,8 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(lambda m, x: x + random.random())}, "numpy or random"),
         ({"model": doing(remember)}, "the buffer 'mean'"),
         ({"model": doing(count)}, "a step changes"),
-        ({"model": doing(renormed)}, "a step changes the weight"),
+        *(({"model": doing(moves)}, "a step changes the weight") for moves in (renormed, renormed_data, replaced_data)),
+        ({"optimizer": partial(Moded, lr=0.1)}, ""),
         ({"model": doing(lambda m, x: x - x.mean(0))}, "not a mean over samples"),
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "not a mean over samples"),

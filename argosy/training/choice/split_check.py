@@ -20,7 +20,7 @@ from argosy.stream.trees import flatten, map_leaves
 from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
-from argosy.training.member.copied import may_thaw
+from argosy.training.member.copied import may_thaw, moded_optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.fingerprint import has_hooks, token, watch_behaviour
@@ -85,7 +85,12 @@ def _run_backward(
     copied = copy_for_trial(live, double=double, nudged=nudged)
     solo, behaviour, buffers = Solo(copied), watch_behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     augment, data = token(copied.member.augment), map_leaves(torch.clone, data)
-    weights = {name: (id(weight), weight._version) for name, weight in copied.model.named_parameters()}
+    moded = moded_optimizers_of(copied.optimizer)
+    for optimizer in moded:
+        optimizer.train()  # which moves the weights, before the pass
+    weights = {name: _place_of(weight) for name, weight in copied.model.named_parameters()}
+    # Writes through `.data` are not counted. Weights that are not trained are those of the member also in a mode of its optimizer's.
+    values = {n: w for n, w in live.model.named_parameters() if not (moded and w.requires_grad)}
     losses = []
     with solo.active():
         solo.drop_gradients()
@@ -94,7 +99,11 @@ def _run_backward(
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
-    written = (f"the weight {n!r}" for n, p in copied.model.named_parameters() if weights.get(n) != (id(p), p._version))
+    written = (
+        f"the weight {n!r}"
+        for n, p in copied.model.named_parameters()
+        if weights.get(n) != _place_of(p) or (n in values and not torch.equal(p, values[n].to(p.dtype)))
+    )
     changed = next(moved, "") or next(written, "") or behaviour()
     if token(copied.member.augment) != augment:
         changed = "its augmentation"
@@ -132,6 +141,10 @@ def _differences(
         yield f"when split, {what} differs from that of the whole batch: its loss is not a mean over samples"
     if difference([ComparedPair.of("", whole.loss, shared.loss)], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
+
+
+def _place_of(weight: Tensor) -> tuple[int, int, int]:
+    return id(weight), weight.data_ptr(), weight._version
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
