@@ -3,7 +3,7 @@
 import math
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -206,42 +206,58 @@ def test_a_metric_may_write_into_its_arguments(sizes: list[int]) -> None:
         assert validation.values()["doubled"] == pytest.approx(2 * float(OUTPUTS[:, 0].double().mean()), abs=1e-7)
 
 
-class Halving:
-    """A metric object that writes into what it is given."""
-
-    def __init__(self) -> None:
-        self.sums: list[torch.Tensor] = []
-
-    def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.sums.append(outputs.mul_(0.5).sum())
-
-    def compute(self) -> torch.Tensor:
-        return sum(self.sums, torch.zeros(()))
-
-
 @pytest.mark.parametrize("sizes", [[41], [1, 40], [7, 34]])
-def test_what_a_metric_writes_into_its_arguments_does_not_reach_others(sizes: list[int]) -> None:
-    def tripled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return output.mul_(3)[:, 0]
+def test_what_a_metric_writes_is_not_seen_by_others(sizes: list[int]) -> None:
+    class Drifting:
+        def __init__(self) -> None:
+            self.total = 0.0
 
-    def tripled_array(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        array = output.numpy()
-        array *= 3
-        return output[:, 0].mean()
+        def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+            self.total += float(output[:, 0].double().sum())
+            target.zero_()
 
-    def read(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        def compute(self) -> float:
+            return self.total / 41
+
+    def in_array(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        output.numpy()[:] *= 2
         return output[:, 0]
 
-    def values(metrics: Mapping[str, Any]) -> dict[str, float]:
-        validation = Validation(studies.member(metrics=metrics), open_backend("cpu:0"))
-        for output, target in zip(OUTPUTS.split(sizes), TARGETS.split(sizes), strict=True):
-            validation.add(len(output), Digest(), torch.zeros(len(output)), output.clone(), target)
-        validation.end()
-        return validation.values()
+    def in_place(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mul_(2)[:, 0].mean()
 
-    metrics = {"a": tripled, "b": tripled_array, "c": Halving, "d": read, "e": lambda o, t: read(o, t).mean()}
-    alone = {name: values({name: metric})[name] for name, metric in metrics.items()}
-    assert values(metrics) == {"loss": 0.0, **alone}
+    def targets(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return target.double()
+
+    metrics = {"state": Drifting, "array": in_array, "set": in_place, "other_state": Drifting, "targets": targets}
+    validation = Validation(studies.member(metrics=metrics), open_backend("cpu:0"))
+    for output, target in zip(OUTPUTS.split(sizes), TARGETS.split(sizes), strict=True):
+        validation.add(len(output), Digest(), output[:, 0], output.clone(), target.clone())
+    validation.end()
+    first, right = float(OUTPUTS[:, 0].double().mean()), float(TARGETS.double().mean())
+    wanted = {"state": first, "array": 2 * first, "set": 2 * first, "other_state": first, "targets": right}
+    assert validation.values() == pytest.approx({"loss": first} | wanted, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_outputs_of_unusual_layout_reach_metrics() -> None:
+    class Count:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def update(self, output: list[torch.Tensor], target: torch.Tensor) -> None:
+            self.number += len(output) + len(target)
+
+        def compute(self) -> int:
+            return self.number
+
+    with torch.inference_mode():
+        inferred = OUTPUTS * 2
+    unusual = [OUTPUTS.to_sparse(), torch.nested.nested_tensor([*OUTPUTS]), inferred]
+    validation = Validation(studies.member(metrics={"count": Count}), open_backend("cpu:0"))
+    validation.add(41, Digest(), OUTPUTS[:, 0], unusual, TARGETS)
+    validation.end()
+    assert validation.values()["count"] == 44
 
 
 @pytest.mark.parametrize("value", [None, "0.5", (1.0, 2.0), torch.ones(3), torch.ones(20, dtype=torch.complex64)])

@@ -83,17 +83,16 @@ class Validation:
 
     def add(self, rows: int, digest: Digest, losses: torch.Tensor, output: Any, target: Any) -> None:
         """Add a batch: its per-sample losses or their mean, and the network's output."""
+        if self.answers is not None:
+            self.answers.add(output, target)
         if self.member.metrics and not self.sums.rows:
             self._sort_metrics(rows, output, target)
         batch = rows, output, target
         values = {name: self._sample_values(name, metric, *batch) for name, metric in self._per_sample.items()}
         for name, state in self._states.items():
-            with _naming_metric(name, output, target):
-                self._call(name, state.update, output, target)
+            self._call(name, state.update, output, target)
         if self._of_the_set:
             self._gathered.add(rows, output, target, self._subject(next(iter(self._of_the_set))))
-        if self.answers is not None:
-            self.answers.add(output, target)
         totals = {name: batch_total(value, rows) for name, value in {"loss": losses, **values}.items()}
         self.sums.add(rows, digest, totals)
 
@@ -118,8 +117,7 @@ class Validation:
         for name, metric in self._of_the_set.items():
             if tried and name in self._lacking:
                 continue
-            with _naming_metric(name, *whole):
-                value = self._call(name, self._bound_on(HOST, metric), *whole)
+            value = self._call(name, self._bound_on(HOST, metric), *whole)
             self._ended[name] = self._number(name, value, f"all {self.sums.rows} samples")
         for name, state in self._states.items():
             with _naming_metric(name):
@@ -181,14 +179,13 @@ class Validation:
 
     def _first_value(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
         """Return a metric's value for the first batch, with all classes as targets if it raises without."""
-        with _naming_metric(name, output, target):
-            try:
-                return _tensor(self._call(name, metric, output, target))
-            except ValueError:
-                # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
-                value = _of_all_classes(partial(self._call, name, metric), output, target)
-                if value is None:
-                    raise
+        try:
+            return _tensor(self._call(name, metric, output, target))
+        except ValueError:
+            # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
+            value = _of_all_classes(partial(self._call, name, metric), output, target)
+            if value is None:
+                raise
         self._lacking.add(name)
         return value
 
@@ -216,10 +213,11 @@ class Validation:
 
     def _call(self, name: str, metric: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
         """Call a metric, with copies if it may write into its arguments."""
-        if name in self._reading:
-            return metric(output, target)
-        copies = copied((output, target))
-        value = metric(*copies)
+        with _naming_metric(name, output, target):
+            if name in self._reading:
+                return metric(output, target)
+            copies = copied((output, target))
+            value = metric(*copies)
         if _unwritten(copies, (output, target)):
             self._reading.add(name)
         return value
@@ -227,8 +225,7 @@ class Validation:
     def _sample_values(
         self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
     ) -> torch.Tensor:
-        with _naming_metric(name, output, target):
-            value = _tensor(self._call(name, metric, output, target))
+        value = _tensor(self._call(name, metric, output, target))
         if value is not None and rows == 1 and value.numel() == 1:
             return value.reshape(1)
         if value is None or not value.dim() or len(value) != rows:
