@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 from torch.optim import LBFGS, SGD
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, ReduceLROnPlateau, StepLR
 
 import argosy
 from messages.of_studies import ARRAYS, trained
@@ -241,6 +241,7 @@ CASES = {
     "an optimizer for another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
     "a schedule for another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
     "a schedule that cannot be saved": lambda: tried(schedule=lambda optimizer: Decaying()),
+    "milestones that are text": lambda: tried(schedule=partial(MultiStepLR, milestones=["30", "60"])),
     "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
     "ReduceLROnPlateau in the opposite direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
     "labels beyond the number of outputs": lambda: trained(

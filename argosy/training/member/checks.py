@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
 
 from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
@@ -162,6 +162,11 @@ def check_stepped(member: Member, what: str, schedule: Any, mode: Mode) -> None:
             "schedule needs step() without arguments, state_dict() and load_state_dict(). Add what is missing, or "
             "use one of torch.optim.lr_scheduler, for example LambdaLR, which takes a function of the number of "
             "steps or epochs."
+        )
+    if isinstance(schedule, MultiStepLR) and (texts := [one for one in schedule.milestones if isinstance(one, str)]):
+        raise StudyError(
+            f"member {member.name!r}: {what} has milestones that are text, such as {texts[0]!r}, which no number of epochs or "
+            "steps equals, so it would never lower the learning rate. Pass numbers: milestones=[30, 60]."
         )
     if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
         raise StudyError(
