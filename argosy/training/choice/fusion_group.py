@@ -103,6 +103,11 @@ class FusionGroup:
         """Seconds per member and sample, by candidate: the lowest of its tries."""
         return {candidate: min(tries) for candidate, tries in self.tries.items()}
 
+    @property
+    def warms_up(self) -> bool:
+        """Whether the next round of the present candidate is its first one, which does not count."""
+        return not self._rounds
+
     def needs_choice(self, count: int) -> bool:
         """Return whether the choice must be made anew for `count` members: there are more than it was made for, or at most half as many."""
         return count > self.settled_for or 2 * count <= self.settled_for

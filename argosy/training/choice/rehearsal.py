@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from argosy.stream.blocks import Block
 from argosy.training.choice.copies import fill_block, restart_cutters
 from argosy.training.choice.fused_check import have_own_batches
-from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind, divide_evenly
+from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind, divide_evenly
 from argosy.training.choice.measure import state_bytes
 from argosy.training.device.clock import Stopwatch
 from argosy.training.member.live import BatchLengths, LiveMember
@@ -24,6 +24,8 @@ MAX_COPIED_BYTES = 256 << 20
 """Largest memory of members that are copied; for larger ones, the first rounds of training are measured instead."""
 SECONDS = 0.05
 """Measured time after which a candidate's cost is known; short, because time spent on copies is lost to training."""
+ROUND_SECONDS = 0.1
+"""Time after which a round makes no further step."""
 
 
 def make_program(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program:
@@ -50,7 +52,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     """
     group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].usual_batch, have_own_batches(lives)[0]
-    shown = fill_block(block, STEPS * length, apart=own)
+    warm_up, timed = (fill_block(block, steps * length, apart=own) for steps in (1, STEPS))
     copies = [live.trial() for live in lives]
     for copied in copies:
         copied.schedule = None  # one that steps with each batch may have fewer steps than are measured
@@ -66,6 +68,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
             return
         if not programs:
             programs = [make_program(part, wanted.kind) for part in divide_evenly(copies, wanted.size)]
+        shown = warm_up if group.warms_up else timed
         restart_cutters(copies, shown, length, apart=own)
         watch, samples = Stopwatch(copies[0].backend), 0
         for program in programs:
