@@ -13,6 +13,7 @@ __all__ = ["Chosen", "FellBack", "Packed", "StepsAlone"]
 class Chosen:
     """A program choice for similar members, made earlier."""
 
+    device: str
     members: int
     """Number of members that shared the device."""
     size: int
@@ -52,7 +53,7 @@ class Packed(Event):
     def chosen(self) -> Chosen:
         """The choice without the members' names."""
         kind = "grouped" if self.unlike else self.kind
-        return Chosen(members=sum(map(len, self.programs)), size=self.size, kind=kind)
+        return Chosen(device=self.device, members=sum(map(len, self.programs)), size=self.size, kind=kind)
 
     @property
     def size(self) -> int:

@@ -81,6 +81,22 @@ def test_a_machine_takes_the_programs_of_its_first_run(tmp_path: Path, monkeypat
     assert chosen(tmp_path / "anew")[-1] == ([1, 1, 1], True)
 
 
+def test_devices_that_choose_differently_choose_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that start together measure before either has a choice to reuse, and costs may be close to each other."""
+    noted = list[FusionGroup]()
+
+    def note(group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
+        noted.append(group)
+        faster = (group.now.size > 1) == (group is noted[0])
+        group.tries[group.now] = [1.0 if faster else 9.0]
+
+    monkeypatch.setattr(FusionGroup, "note", note)
+    what = study("a", "b", "c", "d")
+    first, second, third = (train(tmp_path / name, what, devices="cpu:2") for name in ("first", "second", "third"))
+    assert sorted(chosen(tmp_path / "first")) == sorted(chosen(tmp_path / "third")) == [([1, 1], True), ([2], True)]
+    assert first == second == third
+
+
 def test_another_machine_takes_the_programs_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:

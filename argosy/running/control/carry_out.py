@@ -202,7 +202,7 @@ class CarryOut(DriverPart):
             replace(
                 self.positions.start_member(name, measured[name].notes),
                 group_rank=self._group_rank(leg, name, device),
-                chosen=self.run.choices.programs(name),
+                chosen=self.run.choices.programs(name, device),
             )
             for name in names
         )

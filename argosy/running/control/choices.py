@@ -96,11 +96,15 @@ class Choices:
 
     # ---- programs
 
-    def programs(self, member: str) -> tuple[Chosen, ...]:
-        """Return the earlier choices for a member, by number of members on its device."""
+    def programs(self, member: str, device: str) -> tuple[Chosen, ...]:
+        """Return the earlier choices for a member; of those for one number of members, this device's own is the last.
+
+        Devices that start at the same time measure at the same time, and may choose differently.
+        """
         if member in self._like_programs:
             return tuple(self._like_programs[member].values())
-        return self._kept_programs(self._key(self._work_of(member)))
+        kept = self._kept_programs(self._key(self._work_of(member)))
+        return tuple(sorted(kept, key=lambda one: (one.device == device, one.device)))
 
     def _kept_programs(self, key: str) -> tuple[Chosen, ...]:
         kept = self._programs.load(key)
@@ -114,8 +118,8 @@ class Choices:
         for key in {self._key(self._work_of(name)) for name in names if name not in self._like_programs}:
             before = self._kept_programs(key)
             if chosen not in before:
-                same = chosen.members, packed.unlike
-                others = [one for one in before if (one.members, one.kind == "grouped") != same]
+                same = chosen.device, chosen.members, packed.unlike
+                others = [one for one in before if (one.device, one.members, one.kind == "grouped") != same]
                 self._programs.save(key, KeptPrograms(chosen=(*others, chosen)))
 
     # ---- the policy
