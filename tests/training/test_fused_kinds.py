@@ -19,6 +19,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from argosy.training.choice import fused_check
+
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -361,6 +363,19 @@ def test_refused(kind: str) -> None:
     found = admission(pack(model))
     assert tuple(found.packs) == () and found.alone.keys() == {"m0", "m1", "m2"}
     assert all(words.startswith(reason) or reason in words for words in found.alone.values()), found.alone
+
+
+def test_a_program_that_raises_is_not_tried_in_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check is in the type that the members train in, so other types would not help."""
+    tried, compare = list[str](), fused_check._compare_steps
+
+    def comparing(*given: Any, by: fused_check.Comparison, **named: Any) -> fused_check.CheckOutcome:
+        tried.append(by)
+        return compare(*given, by=by, **named)
+
+    monkeypatch.setattr(fused_check, "_compare_steps", comparing)
+    assert admission(pack(recurrent(nn.LSTM))).failed
+    assert tried == ["bits"]
 
 
 class Shrinking(nn.Dropout):

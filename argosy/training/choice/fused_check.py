@@ -75,7 +75,7 @@ def check_together(
         # Of members with different architectures each layer has to be checked, so none are left out.
         if outcome.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
-        elif outcome.reason is None or by == "float32":
+        elif outcome.reason is None or outcome.raised or by == "float32":
             return outcome
         elif by == "bits":
             by = "float64"
@@ -96,6 +96,8 @@ class CheckOutcome:
     """Whether a copy raised alone."""
     failed: bool = False
     """Whether the common program raised an error other than out of memory, or gave other results."""
+    raised: bool = False
+    """Whether the common program raised an error other than out of memory."""
     crowded: bool = False
     """Whether memory ran out."""
     lengths: BatchLengths | None = None
@@ -106,7 +108,7 @@ class CheckOutcome:
         """Return the outcome of an attempt that an error ended."""
         began = f"there is not enough memory to try {count} side by side:" if tried.memory else f"{what} raises"
         failed = not alone and not tried.memory
-        return cls(reason=f"{began} {tried.error}", alone=alone, failed=failed, crowded=tried.memory)
+        return cls(reason=f"{began} {tried.error}", alone=alone, failed=failed, raised=failed, crowded=tried.memory)
 
 
 def _compare_steps(
