@@ -250,20 +250,28 @@ def test_a_member_that_is_added_takes_no_name_of_a_trial_to_come(
     """The trial could not begin, and no later command could continue the search."""
     run, left = tmp_path / "run", list[str]()
     living.trusting(monkeypatch)
-    names = ["net-2", "cnn-2"]  # a `build` may name trials by their kind of network, of which there is none yet
-    clone = {"command": "clone", "member": "net-0", "set": {"optimizer.lr": 0.02}, "warm": False}
+    # A `build` may name trials by their kind of network, of which there is none yet.
+    names = ["net-2", "cnn-2", "net-9", "net-2-seed=0", "net-0-s3-seed=0"]
+    clone = {"command": "clone", "member": "net-0-seed=0", "set": {"optimizer.lr": 0.02}, "warm": False}
 
     def act(driver: Driver) -> None:
-        if not left and driver.state.member("net-0").sections:
+        if not left and driver.state.member("net-0-seed=0").sections:
+            left.append(inbox.write_command(run, {**clone, "name": "cnn-64"}))
             left.extend(inbox.write_command(run, {**clone, "name": name}) for name in names)
 
     living.at_every_round(monkeypatch, act)
-    report = tune(run, scheduler="random", n_trials=3, max_epochs=3, at_once=1)
-    answers = [answered["answer"] for answered in evidence.event_lines(run, "Answered")]
-    assert [
-        f"'{name}' is a name for trials of this search" in answer for name, answer in zip(names, answers, strict=True)
-    ] == [True, True]
-    assert {row.name: row.status for row in report.rows} == dict.fromkeys(("net-0", "net-1", "net-2"), "done")
+
+    def twice(parameters: dict[str, Any]) -> list[argosy.Member]:
+        return argosy.replicate(build(parameters), seeds=2)
+
+    report = tune(run, build=twice, scheduler="random", n_trials=3, max_epochs=3, at_once=1)
+    answers = sorted(answered["answer"] for answered in evidence.event_lines(run, "Answered"))
+    why = "is a name for trials of this search. Give the new member another name, without"
+    assert answers == [
+        "added cnn-64",
+        *(f"refused: {name!r} {why} '-{name.split('-')[1]}'." for name in sorted(names)),
+    ]
+    assert {row.name: row.status for row in report.rows} == dict.fromkeys(("cnn-64", "net-0", "net-1", "net-2"), "done")
     with pytest.raises(RunError, match="set a larger n_trials in its search, and start it again"):
         inbox.send_commands(run, clone)
 

@@ -24,8 +24,8 @@ from argosy.study import Member, Study
 
 __all__ = ["Positions"]
 
-OF_TRIAL = re.compile(r"-\d+(-s\d+)?$")
-"""End of the name of a trial: its number, and a rung from which it starts from scratch."""
+OF_TRIAL = re.compile(r"(.*)-(\d+)(-s\d+)?(-\w+=.*)?")
+"""Name of a member of a trial: what `build` named it, the number, a rung from which it starts from scratch, and a fold or seed."""
 
 
 class Positions:
@@ -99,10 +99,13 @@ class Positions:
                 f"a member {name!r} has already trained in this run, but the run's study no longer contains it. "
                 "Restore it in the study, or give the new member another name."
             )
-        if self.state.proposed and OF_TRIAL.search(name):
-            raise StudyError(
-                f"{name!r} is a name for trials of this search. Give the new member another name, without a number at its end."
-            )
+        if self.state.proposed and (parts := OF_TRIAL.fullmatch(name)):
+            built = {trial[1] for trial in map(OF_TRIAL.fullmatch, self.state.proposed) if trial}
+            # A `build` may name trials by their kind of network, of which there may be none yet.
+            if parts[1] in built or int(parts[2]) < self.state.searches[-1].terms["n_trials"]:
+                raise StudyError(
+                    f"{name!r} is a name for trials of this search. Give the new member another name, without '-{parts[2]}'."
+                )
         self._check_folders([*self.study.names, name])
 
     def _check_folders(self, names: Iterable[str]) -> None:
