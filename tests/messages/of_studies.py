@@ -239,6 +239,11 @@ CASES = {
     "a study file that calls sys.exit": lambda: study_file("import sys\nsys.exit('usage')\n"),
     "a study file with an error": lambda: study_file("study = argosy.Study()\n"),
     "a study file without a study": lambda: study_file("studie = 3\n"),
+    "a file of a search as a study file": lambda: study_file(
+        "import argosy, torch\n"
+        "data = argosy.Data(arrays=(torch.zeros(9, 1),))\n"
+        "search = argosy.Search(build=lambda found: None, space={'lr': None}, data=data, max_epochs=1)\n"
+    ),
     "a member that cannot be sent to another process": lambda: pickle_members([locked()]),
     "data that cannot be sent to another process": lambda: write_data_blob(
         argosy.Data(train=TensorDataset(torch.zeros(3)), val=Locked(9))

@@ -64,6 +64,10 @@ def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> An
         spec.loader.exec_module(module)
     value = getattr(module, name, None)
     if not isinstance(value, kind):
+        if value is None and kind is Study and isinstance(getattr(module, "search", None), Search):
+            raise StudyError(
+                f"{path} defines a `search`, but this command needs a `study`. `argosy tune {path}` trains a search."
+            )
         kind_found = "none" if value is None else type(value).__name__
         raise StudyError(
             f"{path} must define a variable `{name}` that is an argosy.{kind.__name__}; found {kind_found}. Set it: "
