@@ -28,7 +28,10 @@ def export(
         typer.Option(help="Weights, a program for ONNX Runtime or torch, or a folder for the Hugging Face Hub."),
     ] = "safetensors",
     to: Annotated[Path, typer.Option(help="Output folder.")] = Path("exported"),
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Export all members as one network.")] = False,
+    ensemble: Annotated[
+        bool,
+        typer.Option("--ensemble", help="Export all members as one network, or all folds or seeds of the one named."),
+    ] = False,
     top: Annotated[int | None, typer.Option(help="Export an ensemble of this many of the best members.", min=1)] = None,
     preprocess: Annotated[
         bool, typer.Option("--with-preprocessing", help="Include `Data.on_device` (onnx, torch-export).")
@@ -39,11 +42,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained network in a format that loads without Argosy (extra: export)."""
-    ensemble = ensemble or top is not None
-    if ensemble and member is not None:
-        raise PlanError(
-            f"member {member!r} was named, but --ensemble and --top export several; omit the name or these options."
-        )
+    if top is not None and member is not None:
+        raise PlanError(f"member {member!r} was named, but --top chooses the best ones; omit the name or this option.")
     to, directory = to.absolute(), directory.absolute()  # a study file may change the working directory
     study_files = [file.absolute() for file in study_files or [Path("study.py")]]
     from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study
@@ -53,7 +53,9 @@ def export(
     first, *added = study_files
     described: Any = [load_search(first) if is_search else load_study(first), *map(load_study, added)]
     report = load(directory, study=described)
-    network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
+    network: Any = member
+    if ensemble or top is not None:
+        network = getattr(report, "run", report).ensemble(top=top, members=None if member is None else [member])
     before = _files(to)
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
     files = sorted(name for name, _ in _files(to) - before)

@@ -108,7 +108,8 @@ class SearchReport:
         if len(members) > 1:
             raise RunError(
                 f"the best trial, {name!r}, is the mean of {len(members)} members, so it has no single network. "
-                f"Use report.run.member({members[0]!r}), or report.run.ensemble(members=report.best_trial.members)."
+                f"Use report.run.member({members[0]!r}), or report.run.ensemble(members=report.best_trial.members), which "
+                f"`argosy export {self.run.directory} {name} --ensemble` writes."
             )
         return self.run.member(members[0])
 

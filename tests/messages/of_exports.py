@@ -115,5 +115,5 @@ CASES = {
         "out", format="torch-export"
     ),
     "an export of a network that ONNX has no operators for": unknown_to_onnx,
-    "an export of one member and of several": lambda: export(Path("runs/x"), "mlp", ensemble=True),
+    "an export of one member and of several": lambda: export(Path("runs/x"), "mlp", top=2),
 }

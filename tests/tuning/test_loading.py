@@ -1,5 +1,6 @@
 """Tests that another process can load, export and continue a search from its directory and its `argosy.Search`."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -139,13 +140,19 @@ def test_trials_are_exported_by_name_and_the_best_without_one(tmp_path: Path) ->
 def test_the_command_exports_a_trial(tmp_path: Path) -> None:
     (tmp_path / "asked.py").write_text(
         "import argosy, searches\n"
-        "search = argosy.Search(build=searches.build, space=searches.SPACE, data=searches.DATA, max_epochs=1, n_trials=2,"
-        " scheduler='random')\n"
+        "search = argosy.Search(build=lambda found: argosy.replicate(searches.build(found), 2), space=searches.SPACE, data=searches.DATA,"
+        " max_epochs=1, n_trials=2, scheduler='random')\n"
     )
     run = forked.command(tmp_path, ["tune", "asked.py", "--dir", "x", "--devices", "cpu:1", "--launcher", "inline"])
     assert run.returncode == 0, run.stderr
-    for words, name in ((["net-1"], "net-1"), (["--top", "2"], "ensemble")):
+    both = {"net-1-seed=0", "net-1-seed=1"}
+    for words, members in (
+        (["net-1-seed=1"], {"net-1-seed=1"}),
+        (["--top", "4"], both | {"net-0-seed=0", "net-0-seed=1"}),
+        (["net-1", "--ensemble"], both),
+    ):
         words = ["export", "x", *words, "--study", "asked.py", "--format", "torch-export", "--to", "out"]
         found = forked.command(tmp_path, words)
         assert found.returncode == 0, found.stderr
-        assert f'"name": "{name}"' in (tmp_path / "out" / "config.json").read_text()
+        written = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert set((written["ensemble"] or {"members": [written["name"]]})["members"]) == members
