@@ -20,7 +20,7 @@ from argosy.tuning.optuna_package import (
 )
 from argosy.tuning.search import Store
 
-__all__ = ["StorageMirror"]
+__all__ = ["StorageMirror", "refusal_behind"]
 
 OWNER = "argosy directory"
 """Attribute of a study in a storage that names the directory to which it belongs."""
@@ -101,7 +101,7 @@ class StorageMirror:
                 for trial in trials:
                     self._write(trial)
         except Exception as error:  # this ends the thread; `close` reports it
-            self._failure = error
+            self._failure = refusal_behind(error)
 
     def _write(self, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number not in self._known:
@@ -136,6 +136,11 @@ class StorageMirror:
                 "search in this directory. Choose another study_name."
             )
         return study
+
+
+def refusal_behind(error: Exception) -> Exception:
+    """Return the system's refusal of Optuna's file. Optuna raises that it did not possess the lock, which it could not release then."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def _open_journal(path: Path) -> optuna.storages.JournalStorage:

@@ -1,7 +1,9 @@
 """Tests searches on real trainers: trials continue as the scheduler's definition says, and a killed search ends like any other."""
 
+import errno
 import json
 import math
+import os
 import random
 import shutil
 import sys
@@ -24,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.api import run_search
-from argosy.errors import MemberError, MemberFailed, RunError, StudyError
+from argosy.errors import DiskError, MemberError, MemberFailed, RunError, StudyError
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.running.control import cost_table
@@ -347,6 +349,24 @@ def test_a_grid_is_every_point_and_any_storage_of_optuna_shows_it(tmp_path: Path
         RunError, match=r"the storage has a study 'points' that belongs to .*, not to the search in this directory"
     ):
         tune(tmp_path / "other", scheduler="random", n_trials=1, max_epochs=1, storage=url, study_name="points")
+
+
+def test_a_disk_that_refuses_the_lock_of_optunas_file_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def refuse(old: str, new: str, **rest: Any) -> None:
+        if str(old).endswith("optuna.log.lock"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), old)
+        rename(old, new, **rest)
+
+    rest = {"directory": tmp_path / "run", "scheduler": "random", "n_trials": 1, "max_epochs": 1}
+    monkeypatch.setattr("os.rename", refuse)
+    with pytest.raises(DiskError, match=r"No space left on device: .*optuna\.log.* Free disk space; the same command"):
+        tune(**rest)
+    monkeypatch.setattr("os.rename", rename)
+    assert tune(**rest).run.status == "done"
 
 
 def test_a_grid_that_has_grown_trains_what_it_lacks(tmp_path: Path) -> None:

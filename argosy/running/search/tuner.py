@@ -33,7 +33,7 @@ from argosy.running.search.trials import Trial
 from argosy.study import Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
-from argosy.tuning.mirror import StorageMirror
+from argosy.tuning.mirror import StorageMirror, refusal_behind
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import DEFAULT_SAMPLERS, Sampling
@@ -223,8 +223,11 @@ class Tuner:
 
     def show(self, directory: Path, store: Store) -> list[str]:
         """Copy the search to Optuna's storage, and keep the copy up to date from now on; returns how the space differs from that of the copy."""
-        self.copy = StorageMirror(directory, store, modes=self.sampling.modes)
-        changes = self.copy.settle(self.sampling.frozen_trials())
+        try:
+            self.copy = StorageMirror(directory, store, modes=self.sampling.modes)
+            changes = self.copy.settle(self.sampling.frozen_trials())
+        except RuntimeError as error:
+            raise refusal_behind(error) from None
         self.sampling.changed.clear()
         return changes
 
