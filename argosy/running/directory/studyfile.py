@@ -66,7 +66,7 @@ def _load_variable(path: Path, name: str, kind: type, folder: Path | None) -> An
     if not isinstance(value, kind):
         if value is None and kind is Study and isinstance(getattr(module, "search", None), Search):
             raise StudyError(
-                f"{path} defines a `search`, but this command needs a `study`. `argosy tune {path}` trains a search."
+                f"{path} defines a `search`, but this command needs a `study`. Use `argosy tune {path}` to train the search."
             )
         kind_found = "none" if value is None else type(value).__name__
         raise StudyError(
