@@ -61,8 +61,10 @@ class Layers:
                 shape[-1] = module.out_features
             elif isinstance(module, nn.Dropout) and _draws(module):
                 drawn.append((module, inputs.new_empty(shape)))
-        rows = range(len(states))
-        draw_masks(states, [[(1 - rate_of_row(module.p, row), masks[row]) for module, masks in drawn] for row in rows])
+        if drawn:
+            rows = range(len(states))
+            shares = [[(1 - rate_of_row(module.p, row), masks[row]) for module, masks in drawn] for row in rows]
+            draw_masks(states, shares)
         return iter([masks for _, masks in drawn])
 
 
