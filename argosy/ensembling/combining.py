@@ -13,6 +13,7 @@ from argosy.stream.trees import Structure, flatten, format_structure, map_leaves
 __all__ = [
     "Combine",
     "Combines",
+    "as_averaged",
     "averaged_terms",
     "check_same_structure",
     "combine_outputs",
@@ -76,8 +77,13 @@ def combine_outputs(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tenso
 def averaged_terms(outputs_MB: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
     """Return what is averaged over the members: their numbers, or the probabilities, logits or votes of their outputs."""
     if combine == "mean":
-        return outputs_MB
+        return as_averaged(outputs_MB)
     return member_terms(outputs_MB / _over_members(temperatures_M, outputs_MB), combine)
+
+
+def as_averaged(outputs: Tensor) -> Tensor:
+    """Return whole numbers and flags, whose mean is a fraction, as floats, and other outputs as they are."""
+    return outputs if outputs.is_floating_point() or outputs.is_complex() else outputs.to(torch.get_default_dtype())
 
 
 def member_terms(logits_MBC: Tensor, combine: Combine) -> Tensor:

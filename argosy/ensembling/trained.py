@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from argosy.ensembling.combining import Combine, Combines, check_same_structure, combine_per_output
+from argosy.ensembling.combining import Combine, Combines, as_averaged, check_same_structure, combine_per_output
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import build_exported
 from argosy.ensembling.making import (
@@ -351,6 +351,7 @@ def _with_gaps(predicted: Predicted) -> Any:
 
 def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Tensor:
     """Return each sample's mean output over the parts that contain it, ``[N, …]``; NaN for samples in no part."""
+    outputs = [*map(as_averaged, outputs)]
     total = outputs[0].new_zeros(parts[0].length, *outputs[0].shape[1:])
     times = outputs[0].new_zeros(parts[0].length, *[1] * (total.dim() - 1))
     for part, output in zip(parts, outputs, strict=True):

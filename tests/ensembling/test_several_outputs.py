@@ -124,6 +124,46 @@ def test_out_of_fold_each_output_is_predicted_by_the_member_that_held_the_sample
     assert "several outputs" in report.ensemble(combine="mean").note
 
 
+class Decided(nn.Module):
+    """A network that says in eval() which class it is, as a byte, and whether it is the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.line(x)
+        kind = logits.argmax(dim=1)
+        return logits if self.training else {"kind": (kind + 250).byte(), "first": kind == 0}
+
+
+def loss_of_decisions(output: Any, target: Tensor) -> Tensor:
+    if isinstance(output, dict):
+        return (output["kind"] != target + 250).float()
+    return functional.cross_entropy(output, target)
+
+
+def test_bytes_and_flags_are_averaged_as_numbers(tmp_path: Path) -> None:
+    member = argosy.Member(
+        "net", model=Decided, optimizer=partial(Adam, lr=0.01), batch_size=50, loss=loss_of_decisions
+    )
+    study = argosy.Study(
+        data=argosy.Data(arrays=(X[TRAIN], Y[TRAIN]), val_arrays=(X[TRAIN], Y[TRAIN])),
+        members=argosy.kfold(member, 2, samples=200, repeats=2),
+        stop=argosy.MaxEpochs(1),
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    networks = {one.name: report.member(one.name).load() for one in study.members}
+    said, ensemble = report.out_of_fold("net"), report.ensemble(combine="mean")
+    for name in ("kind", "first"):
+        alone = {one: network(X[TRAIN])[name].float() for one, network in networks.items()}
+        torch.testing.assert_close(ensemble(X[TRAIN])[name], torch.stack([*alone.values()]).mean(dim=0))
+        wanted = torch.zeros(200)
+        for one in study.members:
+            wanted[list(one.val_subset or ())] += alone[one.name][list(one.val_subset or ())] / 2
+        torch.testing.assert_close(said[name], wanted)
+
+
 def pinball(output: Tensor, target: Tensor) -> Tensor:
     error, share = target - output, torch.tensor([0.1, 0.5, 0.9])
     return torch.maximum((share - 1) * error, share * error).mean(1)
