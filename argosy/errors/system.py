@@ -8,7 +8,7 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, DiskError, RunError, WorkerError
 
-__all__ = ["disk_refused", "files_refused", "resources_refused", "explain_refusals", "system_refused"]
+__all__ = ["NO_FOLDER", "disk_refused", "files_refused", "resources_refused", "explain_refusals", "system_refused"]
 
 DISK = {
     errno.ENOSPC: "Free disk space",
@@ -29,6 +29,9 @@ MEANS = {
 RESUMES = "the same command resumes the run"
 NO_THREAD = "can't start new thread"
 """Python's message, in a RuntimeError, for EAGAIN; also if a limit on addresses (ulimit -v) leaves no room for a thread's stack."""
+
+NO_FOLDER = "No usable temporary directory"
+"""The message of `tempfile`, as in a container whose root is read-only."""
 
 
 def disk_refused(error: BaseException, what: str, then: str = RESUMES) -> DiskError:
@@ -63,6 +66,8 @@ def resources_refused(error: BaseException, what: str, then: str = RESUMES) -> W
 def system_refused(error: BaseException, what: str) -> ArgosyError | None:
     """Return an error of a command that need not be a run, for a refused resource or file write; None for any other error."""
     then = "then repeat the command"
+    if NO_FOLDER in str(error):
+        return RunError(f"{what}: {error}. Set TMPDIR to a folder that you may write in, {then}.")
     if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOENT, None):  # os.getcwd names no file
         return RunError(f"{what}: the working directory (os.getcwd()) was removed. Change to another one (cd), {then}.")
     if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:

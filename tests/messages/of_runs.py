@@ -369,6 +369,12 @@ def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
     without(patch, "matplotlib", argosy.Report.plot)
 
 
+def without_a_temporary_folder() -> NoReturn:
+    """Start a command where no temporary folder can be written, as in a container whose root is read-only."""
+    nowhere = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+    raise cast("Exception", system_refused(nowhere, "argosy cannot continue"))
+
+
 def followed() -> None:
     """Reuse the choices of a run with a different number of threads."""
     run()
@@ -377,6 +383,7 @@ def followed() -> None:
 
 CASES = {
     "a working directory that was removed": without_a_working_directory,
+    "no temporary folder that can be written": without_a_temporary_folder,
     "a run that reuses choices of a run with a different number of threads": followed,
     "an unknown launcher": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),

@@ -165,6 +165,11 @@ def test_a_check_that_raises_has_failed() -> None:
     assert not check.ok
     assert "Too many open files" in check.found
 
+    def without_a_temporary_folder() -> Check:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    assert "TMPDIR" in doctor._run_check("fork server", without_a_temporary_folder).fix
+
 
 def test_limits_of_both_versions_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GROUPS", tmp_path)

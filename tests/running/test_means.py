@@ -63,6 +63,8 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
         with pytest.raises(type(error), match="/data"), explain_refusals(tmp_path):
             raise error
     assert "Check the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
+    nowhere = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert "Set TMPDIR to a folder" in str(system_refused(nowhere, "argosy cannot continue"))
     assert system_refused(FileNotFoundError("download the weights first"), "the study cannot be sent") is None
 
 

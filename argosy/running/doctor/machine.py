@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from argosy.errors import WorkerError
+from argosy.errors.system import NO_FOLDER
 from argosy.errors.wording import format_bytes
 from argosy.running.directory.versions import versions_of
 from argosy.running.doctor.checks import Check, make_check
@@ -80,6 +81,8 @@ def _run_check(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except (OSError, WorkerError) as error:
         fix = "fix the checks above first, then run argosy doctor again"
+        if NO_FOLDER in str(error):
+            fix = "set TMPDIR to a folder that you may write in"
         return make_check(name, f"{type(error).__name__}: {error}", "no error", fix)
 
 
