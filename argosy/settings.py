@@ -108,6 +108,11 @@ class Settings:
         check_choice("sharing", self.sharing, get_args(Sharing))
         check_choice("packing", self.packing, ("auto", "interleaved"))
         check_choice("numerics", self.numerics, ("equivalent", "exact"))
+        if self.devices is not None and not isinstance(self.devices, str):
+            raise StudyError(
+                f"devices is {describe_value(self.devices)}; it must be a text, for example 'cpu:2' for two CPU slots, or "
+                "'cuda:0,1' for two GPUs."
+            )
         for name in ("on_end", "on_diverged"):
             _check_command(name, getattr(self, name))
         self._check_numbers()

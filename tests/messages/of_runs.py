@@ -375,6 +375,18 @@ def without_a_temporary_folder() -> NoReturn:
     raise cast("Exception", system_refused(nowhere, "argosy cannot continue"))
 
 
+def in_place(patch: pytest.MonkeyPatch) -> None:
+    """Start a run over in the working directory, where the study file is too."""
+    outside, folder = Path.cwd(), Path("digits")
+    folder.mkdir()
+    (folder / "journal.jsonl").touch()
+    patch.chdir(folder)
+    try:
+        argosy.train(study(), directory=Path(), launcher="inline", fresh=True)
+    finally:
+        patch.chdir(outside)  # messages are shown relative to it
+
+
 def followed() -> None:
     """Reuse the choices of a run with a different number of threads."""
     run()
@@ -427,6 +439,7 @@ CASES = {
     "fresh= with an unknown member": lambda: (run(), run(fresh=["mpl"])),
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
+    "fresh=True in the working directory": in_place,
     "a new member with the name of a removed member": left_out,
     "a new member with the name of a trial": like_a_trial,
     "a new member with the name of another in upper case, on a disk that does not distinguish the two": one_folder,

@@ -224,6 +224,7 @@ CASES = {
     "a keyword that belongs elsewhere": lambda: argosy.Data(arrays=ARRAYS, batch_size=32),
     "a misspelt keyword": lambda: studies.member("mlp", eval_batchsize=7),
     "a grid axis that build does not accept": lambda: argosy.grid(lambda lr: studies.member(), rate=[0.1]),
+    "devices that are not text": lambda: Settings(devices=2),
     "a command that is not a string": lambda: Settings(on_end=["notify.sh"]),
     "an unknown value of sharing": lambda: Settings(sharing="broadcast"),
     "sharing 'none' with another policy": lambda: Settings(sharing="none"),

@@ -240,6 +240,15 @@ def test_a_whole_run_begins_anew_and_nothing_is_lost(tmp_path: Path, wanted: dic
     assert not (tmp_path / "runs" / "mine.old-3").exists()
 
 
+def test_a_run_in_the_working_directory_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.py").touch()
+    train(asked(epochs=1), Path())
+    with pytest.raises(RunError, match="is the working directory"):
+        train(asked(), Path(), fresh=True)
+    assert Path("study.py").exists()
+
+
 def test_a_run_at_work_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     train(asked(epochs=1), run)

@@ -22,12 +22,18 @@ __all__ = ["make_began_anew", "set_members_aside", "set_run_aside"]
 def set_run_aside(directory: Path) -> Path | None:
     """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …; returns the new path.
 
-    Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed.
+    Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed or
+    contains the working directory.
     """
     directory = directory.absolute()
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return None
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise RunError(
+            f"{directory} is the working directory, or a folder above it: starting over would move all that is in it to "
+            f"{_free_name(directory).name}. Choose a directory for the run alone, or call from another folder."
+        )
     make_own_directory(directory)
     with contextlib.suppress(FileNotFoundError), Lock(directory / "run.lock"):
         place = _free_name(directory)
