@@ -67,6 +67,8 @@ def test_the_table_says_which_repetition_a_row_is_and_keeps_the_kinds_of_values(
     assert frame["configuration"].value_counts().to_dict() == {"wide": 3, "slow": 3, "adam": 1}
     assert pandas.isna(frame.loc["adam", "seed"])
     assert frame["fold"].isna().all()
+    assert frame["parameters"].tolist() == [row.parameters for row in report.rows]
+    assert frame["parameters"].min() > 0
     dtypes = {name: str(frame[name].dtype) for name in ("seed", "fold", "batch_size", "optimizer.lr", "model.hidden")}
     assert dtypes == {
         "seed": "Int64",

@@ -82,8 +82,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a short, one-line form of a value."""
-    return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(str(value), lines=False)
+    """Return a short, one-line form of a value; whole numbers, such as a number of parameters, keep all digits.
+
+    >>> [format_value(value) for value in (0.123456, 123456.5, 123456.0, 1e12)]
+    ['0.1235', '1.235e+05', '123456', '1e+12']
+    """
+    if not isinstance(value, float):
+        return escape_unprintable(str(value), lines=False)
+    return f"{value:.0f}" if value.is_integer() and 1e4 <= abs(value) < 1e10 else f"{value:.4g}"
 
 
 def differing_parameters(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

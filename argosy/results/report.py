@@ -410,6 +410,7 @@ class Report:
                 "best_epoch": row.best_epoch,
                 **row.metrics,
                 **row.hyperparameters,
+                "parameters": row.parameters or None,
                 "device": row.device,
                 "seconds": round(row.seconds, 3),
                 "reason": last_line(row.reason),

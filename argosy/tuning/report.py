@@ -214,7 +214,7 @@ class SearchReport:
         one = len(best.members) == 1
         parameters = ", ".join(f"{name} = {format_value(value)}" for name, value in self.parameters[best.name].items())
         load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
-        values = ", ".join(f"{name} {best.reached[name]:.4g}" for name in self.objectives)
+        values = ", ".join(f"{name} {format_value(best.reached[name])}" for name in self.objectives)
         values += "" if one else f", mean of {len(best.members)},"
         lines = [
             f"Best: {best.name}, {values} at epoch {best.best_epochs:g} of {best.epochs:g}",
