@@ -139,6 +139,7 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
         shape=member("shape", metrics={"one": lambda o, t: torch.ones(1)}),
         factory=member("factory", metrics={"dict": lambda: {"f1": 1}}),
         compute=member("compute", metrics={"state": Raising}),
+        parts=member("parts", metrics={"parts": Parts}),
         schedule=member("schedule", schedule=partial(LambdaLR, lr_lambda=too_short)),
         augment=member("augment", augment=never),
         labels=member("labels", augment=beyond),
@@ -159,6 +160,8 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
     assert "metric 'one' returned a tensor of shape (1,) for a batch of 20; it must return one" in reasons["shape"]
     assert "metric 'dict' takes no arguments, so it must return an object with update" in reasons["factory"]
     assert "ValueError: only at the end" in reasons["compute"]
+    assert "metric 'parts' returned a dict for compute(); it must return one value per sample" in reasons["parts"]
+    assert "Pass its parts as metrics, for example metrics=dict(collection)." in reasons["parts"]
     assert "IndexError: list index out of range" in reasons["schedule"]
     assert "ValueError: never works" in reasons["augment"]
     assert "a target has label 10, but its network has 10 outputs, for labels 0 to 9" in reasons["labels"]
@@ -399,3 +402,13 @@ class Raising:
 
     def compute(self) -> float:
         raise ValueError("only at the end")
+
+
+class Parts:
+    """A metric of several values, as MetricCollection of torchmetrics."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        pass
+
+    def compute(self) -> dict[str, float]:
+        return {"accuracy": 0.5, "f1": 0.4}

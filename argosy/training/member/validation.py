@@ -8,7 +8,7 @@ first or the second kind is determined by its value for the first batch of each 
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,24 +225,27 @@ class Validation:
     def _sample_values(
         self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
     ) -> torch.Tensor:
-        value = _tensor(self._call(name, metric, output, target))
+        returned = self._call(name, metric, output, target)
+        value = _tensor(returned)
         if value is not None and rows == 1 and value.numel() == 1:
             return value.reshape(1)
         if value is None or not value.dim() or len(value) != rows:
-            raise self._refusal(name, value, f"a batch of {rows}")
+            raise self._refusal(name, returned, f"a batch of {rows}")
         return value
 
     def _number(self, name: str, value: Any, of: str) -> float:
         tensor = _tensor(value)
         if tensor is None or tensor.numel() != 1:
-            raise self._refusal(name, tensor, of)
+            raise self._refusal(name, value, of)
         return float(tensor)
 
-    def _refusal(self, name: str, value: torch.Tensor | None, of: str) -> StudyError:
-        described = "neither a number nor a tensor of real numbers"
-        if value is not None:
-            described = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
-        return StudyError(f"{self._subject(name)} returned {described} for {of}; it must return {KINDS}.")
+    def _refusal(self, name: str, value: Any, of: str) -> StudyError:
+        described, advice = "neither a number nor a tensor of real numbers", ""
+        if isinstance(value, Mapping):
+            described, advice = "a dict", " Pass its parts as metrics, for example metrics=dict(collection)."
+        elif (tensor := _tensor(value)) is not None:
+            described = f"a tensor of shape {tuple(tensor.shape)}" if tensor.dim() else "one number"
+        return StudyError(f"{self._subject(name)} returned {described} for {of}; it must return {KINDS}.{advice}")
 
     def _subject(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
