@@ -22,6 +22,7 @@ from argosy.ensembling.preparing import Prepared
 from argosy.errors import StudyError
 from argosy.errors.checks import check_number, describe_value, is_map_style
 from argosy.errors.spelling import known_keywords
+from argosy.ragged import Ragged
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.stopping import Stop
@@ -59,8 +60,8 @@ def distill(
     mean of the losses for both targets, weighted by the coefficient.
 
     Raises:
-        StudyError: if samples are not ``(input, target)``, if a member has a custom step or a loss that does not determine what its outputs
-            mean, if the teacher has no output for a training sample, if inputs cannot be mixed, or if the run itself trained students.
+        StudyError: if samples are not ``(input, target)`` or targets vary in length, if a member has a custom step or a loss that does not
+            determine what its outputs mean, if the teacher has no output for a training sample, if inputs cannot be mixed, or if the run itself trained students.
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
@@ -75,6 +76,7 @@ def distill(
             "the teachers' run and a student as teacher=, for example argosy.distill(teachers, into=member, "
             "teacher=students.best())."
         )
+    _check_one_length(study.data)
     kinds = {answer_kind(member) for member in members}
     if len(kinds) != 1 or None in kinds:
         raise StudyError(
@@ -138,6 +140,16 @@ def _students_of(into: Any) -> list[Member]:
     if not all(isinstance(member, Member) for member in members):
         raise StudyError(f"distill: into is {describe_value(into)}; it must be an argosy.Member, or a list of them.")
     return members
+
+
+def _check_one_length(data: Data) -> None:
+    """Raise StudyError if targets vary in length: in a batch they are shorter than the teacher's answers, which have one length."""
+    *_, target = data.ragged if isinstance(data.ragged, Sequence) else (None,)
+    if any(isinstance(leaf, Ragged) for leaf in flatten(target)[0]):
+        raise StudyError(
+            "distill: the targets of the run's samples vary in length (Data.ragged), so a teacher's answers do not fit them. Train the run on "
+            "targets of one length: pad inputs and targets in the dataset, classes with -100, and remove ragged=."
+        )
 
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:

@@ -220,6 +220,30 @@ class Words(nn.EmbeddingBag):
         super().__init__(5, 10)
 
 
+class Tags(studies.Vectors):
+    """Words of varying number, each with its tag."""
+
+    def __getitem__(self, index: int) -> Any:
+        words = torch.ones(1 + index % 3, dtype=torch.int64)
+        return words, words
+
+
+class Tagger(nn.Embedding):
+    """A network that takes word indices and returns a class for each."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 10)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return super().forward(words).transpose(1, 2)
+
+
+def taught_tags() -> argosy.Study:
+    """A student of targets that vary in length."""
+    data = argosy.Data(train=Tags(40), val=Tags(40), ragged=(argosy.Ragged(3), argosy.Ragged(3, pad=-100)))
+    return argosy.distill(report(member(model=Tagger), data=data), member("student", model=Tagger))
+
+
 def taught_words() -> argosy.Study:
     """A student whose inputs cannot be mixed."""
     arrays = np.zeros((40, 12), np.int64), np.zeros(40, np.int64)
@@ -256,6 +280,7 @@ CASES = {
         taught(into=member("student", model=wide)), directory="runs/y", launcher="inline"
     ),
     "mix=True with inputs of whole numbers": taught_words,
+    "a student of targets that vary in length": taught_tags,
     "a student of a run on a stream": lambda: taught(argosy.Data(train=studies.Lines(40), val=studies.Vectors(40))),
     "a number as Study.ensemble": lambda: steered(ensemble=5),
     "an EnsemblePlateau as a stopping rule": lambda: steered(stop=argosy.EnsemblePlateau()),
