@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.swa_utils import SWALR
 
 from argosy.training.choice.split_check import why_not_split
 
@@ -166,6 +167,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(count)}, "a step changes"),
         *(({"model": doing(moves)}, "a step changes the weight") for moves in (renormed, renormed_data, replaced_data)),
         ({"optimizer": partial(Moded, lr=0.1)}, ""),
+        ({"schedule": partial(SWALR, swa_lr=0.01)}, ""),
         ({"model": doing(lambda m, x: x - x.mean(0))}, "not a mean over samples"),
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "not a mean over samples"),

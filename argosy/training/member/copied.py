@@ -249,7 +249,7 @@ def may_thaw(optimizer: Any, schedule: Any) -> str:
         if any(map(_turns_weights, type(one).__mro__)):
             return f"its optimizer {type(one).__name__}"
     for one in () if schedule is None else schedules_of(schedule):
-        if not isinstance(one, LRScheduler) or type(one).__module__ != LRScheduler.__module__:
+        if not isinstance(one, LRScheduler) or not type(one).__module__.startswith("torch."):
             return f"its schedule {type(one).__name__}"
     return ""
 
