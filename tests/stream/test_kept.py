@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -19,6 +20,7 @@ from argosy import Data
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.proof import SAMPLES_VERIFIED
+from argosy.stream.kept.rows import DURABLE, WRITTEN
 from argosy.stream.opening import open_kept_rows, open_sources
 from argosy.stream.sources import Filled, Source
 from argosy.stream.standby import cache_for
@@ -351,6 +353,40 @@ def test_after_a_power_loss_only_what_was_flushed_is_trusted() -> None:
     gc.collect()
     (entry.folder / "boot").write_text("another kernel")
     assert filled_whole(opened(Rows())) == LENGTH - 5
+
+
+@pytest.mark.parametrize("content", [b"", None])
+@pytest.mark.parametrize("name", ["header.json", "marks.bin", "boot", "rows.bin"])
+def test_damaged_files_are_replaced(name: str, content: bytes | None) -> None:
+    """A file that a loss of power has left empty, or that a program which tidies old files has deleted."""
+    filled_whole(opened(Rows()))
+    (entry,) = RowCache().entries()
+    (entry.folder / name).unlink()
+    if content is not None:
+        (entry.folder / name).write_bytes(content)
+    assert filled_whole(opened(Rows())) == LENGTH
+    assert opened(Rows())["train"].facts.keeping == "31 of 31 kept by earlier runs"
+
+
+def test_what_samples_have_read_is_on_the_disk_before_their_rows_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Read(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return torch.tensor([float((tmp_path / "factor").read_text()) * index])
+
+    (tmp_path / "factor").write_text("2")
+    sources = opened(Read())
+    filled_whole(sources)
+    rows = sources["train"].kept
+    assert rows is not None
+    flushed: dict[str, set[int]] = {}
+    monkeypatch.setattr(
+        os, "fsync", lambda file: flushed.update({Path(f"/proc/self/fd/{file}").readlink().name: set(rows.marks)})
+    )
+    rows.commit()
+    assert flushed == {name: {WRITTEN} for name in ("header.json", "marks.bin", "boot", "read.jsonl", "rows.bin")}
+    assert set(rows.marks) == {DURABLE}
 
 
 def test_rows_that_another_kernel_has_open_are_left_alone() -> None:

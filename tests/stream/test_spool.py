@@ -120,6 +120,17 @@ def test_a_later_run_reads_its_first_samples_alone(lines: Path) -> None:
     assert filled(source, np.arange(LENGTH))[1] == 0
 
 
+@pytest.mark.parametrize("name", ["header.json", "marks.bin", "boot", "rows.bin"])
+def test_a_stream_is_read_again_if_a_file_of_its_samples_is_missing(name: str, lines: Path) -> None:
+    opened(Lines(lines))
+    (entry,) = RowCache().entries()
+    (entry.folder / name).unlink()
+    again = Lines(lines)
+    opened(again)
+    assert again.given > SAMPLES_VERIFIED
+    assert opened(Lines(lines)).facts.keeping == "read by an earlier run"
+
+
 def test_a_file_that_has_changed_is_read_again(lines: Path) -> None:
     opened(Lines(lines))
     lines.write_text(lines.read_text().replace("40", "50"))

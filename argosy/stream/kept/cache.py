@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from argosy.disk.cached import cache_folder
 from argosy.disk.files import check_directory, replacing
@@ -24,7 +25,7 @@ from argosy.disk.json_values import convert, parse_json
 from argosy.disk.scratch import is_abandoned, is_locked
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
-from argosy.stream.kept.rows import ROWS, Rows, read_marks
+from argosy.stream.kept.rows import ROWS, Rows, have_size, read_marks
 from argosy.stream.kept.witnesses import Roots, Witnesses, make_notes, why_stale
 
 __all__ = ["Entry", "Header", "RowCache", "Location", "make_header"]
@@ -186,6 +187,9 @@ class RowCache:
         (new / HEADER).write_text(json.dumps(asdict(header)))
         folder = self.folder / key.name
         self._used.add(folder.name)
+        found = _header(folder)
+        if found is None or found.parts != header.parts:  # there is none, or it is damaged
+            self.discard(folder)
         try:
             new.rename(folder)
         except OSError as error:
@@ -245,9 +249,13 @@ def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]
 
 
 def _header(folder: Path) -> Header | None:
-    """Return the header of kept rows; None if there are none, or they have another version."""
+    """Return the header of kept rows; None if there are none, they have another version, or a file is damaged, as by a loss of power."""
     try:
         header: Header = convert(parse_json((folder / HEADER).read_text()), Header, "it")
-    except (OSError, ValueError):
+        layout = Layout(
+            None, tuple(getattr(torch, name.removeprefix("torch.")) for name in header.dtypes), header.shapes
+        )
+        are_whole = have_size(folder, layout, header.count)
+    except (OSError, ValueError, AttributeError):
         return None
-    return header if header.version == VERSION else None
+    return header if header.version == VERSION and are_whole else None

@@ -22,11 +22,12 @@ import numpy.typing as npt
 import psutil
 import torch
 
+from argosy.disk.files import flush
 from argosy.stream.blocks import Block, Layout, Place, host_bytes, select_rows, signed
 from argosy.stream.memory import memory_file
 from argosy.stream.order import Indices
 
-__all__ = ["ROWS", "Rows", "read_marks"]
+__all__ = ["ROWS", "Rows", "have_size", "read_marks"]
 
 WRITTEN, DURABLE = 1, 2
 """Marks of a row: complete for this kernel; complete on disk too."""
@@ -37,22 +38,28 @@ ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
 def read_marks(folder: Path) -> npt.NDArray[np.bool_]:
     """Return which rows of a folder are complete, as far as this kernel knows. Raises OSError."""
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8)
-    return marks > 0 if (folder / BOOT).read_text() == _boot_id() else marks == DURABLE
+    return marks > 0 if (folder / BOOT).read_bytes() == _boot_id() else marks == DURABLE
 
 
-def _boot_id() -> str:
+def have_size(folder: Path, layout: Layout, count: int) -> bool:
+    """Return whether the files of a folder have the sizes that these rows need. Raises OSError if one is missing."""
+    (folder / BOOT).stat()
+    return (folder / ROWS).stat().st_size == _bytes(layout, count) and (folder / MARKS).stat().st_size >= count
+
+
+def _boot_id() -> bytes:
     """Return an identifier of this boot of this machine, which may change when the clock is set where the kernel has none."""
     if sys.platform != "linux":
-        return str(psutil.boot_time())
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return str(psutil.boot_time()).encode()
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
 
 
 class Rows:
     """The kept samples of one Dataset with indices below `count`."""
 
-    def __init__(self, layout: Layout, count: int, rows: int, marks: int) -> None:
-        """Map the files of two descriptors: the rows and their marks."""
-        self.count = count
+    def __init__(self, layout: Layout, count: int, rows: int, marks: int, folder: Path | None = None) -> None:
+        """Map the files of two descriptors: the rows and their marks. They are in a folder, or in memory."""
+        self.count, self.folder = count, folder
         self._descriptor = rows
         self._mapped = mmap.mmap(rows, 0)
         memory = np.frombuffer(self._mapped, dtype=np.uint8)
@@ -81,7 +88,7 @@ class Rows:
             rows.truncate(_bytes(layout, count))
         # Written, not only extended: if the disk were full, writing to a mapped page would raise a signal.
         (folder / MARKS).write_bytes(bytes(max(count, 1)))
-        (folder / BOOT).write_text(_boot_id())
+        (folder / BOOT).write_bytes(_boot_id())
 
     @classmethod
     def assemble(cls, folder: Path, layout: Layout, count: int, parts: Sequence[Sequence[Path]]) -> None:
@@ -105,13 +112,14 @@ class Rows:
         """
         rows = os.open(folder / ROWS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            if (folder / BOOT).read_text() != _boot_id():
+            if (folder / BOOT).read_bytes() != _boot_id():
                 fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _drop_undurable_marks(folder)
             fcntl.flock(rows, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.fstat(rows).st_size != _bytes(layout, count) or (folder / MARKS).stat().st_size < count:
+            if not have_size(folder, layout, count):
                 raise OSError(errno.EINVAL, "a file of another size")
-            return cls(layout, count, rows, os.open(folder / MARKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            marks = os.open(folder / MARKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            return cls(layout, count, rows, marks, folder)
         except BlockingIOError:
             os.close(rows)
             return None
@@ -182,7 +190,9 @@ class Rows:
         written = np.flatnonzero(self.marks == WRITTEN)
         if len(written):
             with contextlib.suppress(OSError):
-                os.fdatasync(self._descriptor) if hasattr(os, "fdatasync") else os.fsync(self._descriptor)
+                # What the samples have read too: without it, a change of a file would not be noticed later.
+                for file in self.folder.iterdir() if self.folder else ():
+                    flush(file, os.fsync)
                 # Only rows that were marked before the flush: others may have been written meanwhile.
                 self.marks[written] = DURABLE
 
@@ -191,7 +201,7 @@ def _drop_undurable_marks(folder: Path) -> None:
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8).copy()
     marks[marks != DURABLE] = 0
     (folder / MARKS).write_bytes(marks.tobytes())
-    (folder / BOOT).write_text(_boot_id())
+    (folder / BOOT).write_bytes(_boot_id())
 
 
 def _bytes(layout: Layout, count: int) -> int:
