@@ -20,10 +20,10 @@ from argosy.errors.traces import user_errors_in
 from argosy.stopping import Mode
 from argosy.tuning.optuna_package import CONSTRAINTS, DIRECTIONS, optuna, silence_optuna
 from argosy.tuning.space import (
-    PLAIN,
     GridKey,
     as_drawn,
     check_distributions,
+    check_plain,
     count_values,
     grid_key,
     grid_points,
@@ -277,12 +277,7 @@ class Sampling:
         if not callable(self.space):
             # Samplers with values of their own, such as PartialFixedSampler, give these as they are.
             sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
-        strange = {name: value for name, value in sampled.items() if not isinstance(value, PLAIN)}
-        if strange or not sampled:
-            raise StudyError(
-                "space: a trial's parameters must be numbers, strings, bools or None; found "
-                f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
-            )
+        check_plain(sampled)
         if constraints := trial.constraints:
             raise StudyError(
                 f"space: it sets the constraints {[*constraints]} of a trial, by which the search would not choose the best "

@@ -10,10 +10,10 @@ from argosy.errors import StudyError
 from argosy.tuning.optuna_package import optuna
 
 __all__ = [
-    "PLAIN",
     "GridKey",
     "as_drawn",
     "check_distributions",
+    "check_plain",
     "count_values",
     "grid_key",
     "grid_points",
@@ -36,16 +36,28 @@ def check_distributions(space: Mapping[str, Any]) -> None:
                 "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam']). If parameters depend on others, "
                 "pass a function of an Optuna trial as the space."
             )
-        plain = [one for one in getattr(distribution, "choices", ()) if isinstance(one, PLAIN)]
+        choices = getattr(distribution, "choices", ())
+        for choice in choices:
+            check_plain({name: choice})
         # Choices may be repeated, which makes them more frequent.
-        if alike := [one for one in plain if one != one or repr(plain[plain.index(one)]) != repr(one)]:
+        if alike := [one for one in choices if one != one or repr(choices[choices.index(one)]) != repr(one)]:
             equals = (
-                f"equals its choice {plain[plain.index(alike[0])]!r}" if alike[0] == alike[0] else "equals no value"
+                f"equals its choice {choices[choices.index(alike[0])]!r}" if alike[0] == alike[0] else "equals no value"
             )
             raise StudyError(
                 f"space: {name!r} has the choice {alike[0]!r}, which {equals} in Python, so trials would be counted as others. Use "
                 "strings, and let build map them to the values."
             )
+
+
+def check_plain(parameters: Mapping[str, Any]) -> None:
+    """Raise StudyError if there are no parameters, or some that a journal cannot hold."""
+    strange = {name: value for name, value in parameters.items() if not isinstance(value, PLAIN)}
+    if strange or not parameters:
+        raise StudyError(
+            "space: a trial's parameters must be numbers, strings, bools or None; found "
+            f"{strange or 'none at all'}. Suggest a name or a number, and let build map it to the value."
+        )
 
 
 def as_drawn(distribution: Any, value: Any) -> Any:

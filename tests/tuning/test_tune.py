@@ -492,6 +492,10 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("it must be a dictionary of named Optuna distributions", space={})
     refused("space: 'lr' is 0.1; it must be a distribution of Optuna", space={"lr": 0.1})
     refused("parameters must be numbers, strings, bools or None; found none at all", space=lambda trial: None)
+    with pytest.warns(UserWarning, match="for persistent storage"):
+        layers = {"layers": CategoricalDistribution([16, 16, 16, 16, [32, 16]])}
+    refused(r"bools or None; found {'layers': \[32, 16\]}. Suggest a name", space=layers)
+    refused(r"bools or None; found {'layers': \[32, 16\]}. Suggest a name", space=layers, scheduler="grid")
     refused("'lr' has infinitely many values. Set step=", scheduler="grid")
     refused("'grid' needs a space of named distributions", scheduler="grid", space=lambda trial: None)
     refused(r"eta is 1; it must be an int of at least 2", eta=1)
