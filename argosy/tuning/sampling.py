@@ -30,7 +30,7 @@ from argosy.tuning.space import (
     list_values,
     neighbor,
 )
-from argosy.tuning.thompson import ThompsonSampler
+from argosy.tuning.thompson import REACHED, ThompsonSampler
 
 __all__ = ["DEFAULT_SAMPLERS", "Outcome", "Sampling"]
 
@@ -57,8 +57,9 @@ class TrialStorage(optuna.storages.InMemoryStorage):
     """In-memory storage of the trials of one search, which presents them differently while a sampler is asked.
 
     Optuna's samplers learn nothing from unfinished trials. So a trial that rests at a rung, and may continue, is shown as pruned there,
-    with all its values. A failed trial is shown as pruned before its first value, which ranks below all others. A trial without
-    results is shown as running, which tells samplers with a constant liar that its parameters are being tried.
+    with all its values. With several objectives, pruned trials have no values in Optuna: theirs are shown as `REACHED`. A failed
+    trial is shown as pruned before its first value, which ranks below all others. A trial without results is shown as
+    running, which tells samplers with a constant liar that its parameters are being tried.
     """
 
     get_best_trial = optuna.storages.BaseStorage.get_best_trial
@@ -69,6 +70,8 @@ class TrialStorage(optuna.storages.InMemoryStorage):
         self.asking = False
         self.hides = False
         """Whether samplers see all trials as running."""
+        self.reached: dict[int, tuple[int, Sequence[float]]] = {}
+        """With several objectives: for each trial, its newest number of sections and the values so far."""
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
@@ -78,21 +81,26 @@ class TrialStorage(optuna.storages.InMemoryStorage):
         if not self.asking or states == (optuna.trial.TrialState.WAITING,):
             stored: list[optuna.trial.FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
             return stored
-        trials = map(_without_results if self.hides else _as_shown, super().get_all_trials(study_id, deepcopy=deepcopy))
+        show = _without_results if self.hides else self._as_shown
+        trials = map(show, super().get_all_trials(study_id, deepcopy=deepcopy))
         return [trial for trial in trials if states is None or trial.state in states]
 
-
-def _as_shown(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
-    failed = trial.state == optuna.trial.TrialState.FAIL
-    if not failed and not (trial.state == optuna.trial.TrialState.RUNNING and trial.intermediate_values):
-        return trial
-    shown = copy.copy(trial)
-    shown.state = optuna.trial.TrialState.PRUNED
-    if failed:
-        shown.values, shown.intermediate_values = None, {}
-    else:
-        shown.value = shown.intermediate_values[max(shown.intermediate_values)]
-    return shown
+    def _as_shown(self, trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
+        reached = self.reached.get(trial.number)
+        failed = trial.state == optuna.trial.TrialState.FAIL
+        resting = trial.state == optuna.trial.TrialState.RUNNING and (reached or trial.intermediate_values)
+        if not (failed or resting or (reached and trial.state == optuna.trial.TrialState.PRUNED)):
+            return trial
+        shown = copy.copy(trial)
+        shown.state = optuna.trial.TrialState.PRUNED
+        if failed:
+            shown.values, shown.intermediate_values = None, {}
+            shown.system_attrs = {name: value for name, value in trial.system_attrs.items() if name != CONSTRAINTS}
+        elif reached:
+            shown.system_attrs = {**trial.system_attrs, REACHED: reached}
+        else:
+            shown.value = shown.intermediate_values[max(shown.intermediate_values)]
+        return shown
 
 
 def _without_results(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
@@ -234,14 +242,16 @@ class Sampling:
         few = {name: one for name, one in self.space.items() if count_values(one) <= FEW}
         return {name: list_values(name, distribution) for name, distribution in few.items()}
 
-    def report(self, number: int, sections: int, value: float, constrained: Sequence[float] = ()) -> None:
-        """Record a trial's value after `sections` sections, and its constraint values.
+    def report(self, number: int, sections: int, *values: float, constrained: Sequence[float] = ()) -> None:
+        """Record a trial's value of each objective after `sections` sections, and its constraint values.
 
         With several objectives, Optuna accepts no values before a trial is complete.
         """
         self.changed.add(number)
         if len(self.modes) == 1:
-            self._trials[number].report(value, sections)
+            self._trials[number].report(values[0], sections)
+        else:
+            self._shown.reached[number] = sections, values
         if constrained:
             study = self._shown.get_study_id_from_name(self.study.study_name)
             trial = self._shown.get_trial_id_from_study_id_trial_number(study, number)

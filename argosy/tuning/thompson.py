@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from argosy.tuning.optuna_package import CONSTRAINTS, optuna, threadpool_limits
 
-__all__ = ["ThompsonSampler"]
+__all__ = ["REACHED", "ThompsonSampler"]
 
 Array = NDArray[np.float64]
 ENDED = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+REACHED = "argosy:reached"
+"""Attribute of a trial that is not complete, with several objectives: its sections, and a value of each objective."""
 UNIFORM, NEARBY = 256, 128
 """Numbers of candidates that are drawn uniformly, and near the best trials."""
 MOVED, DISTANCE = 0.3, 0.3
@@ -202,9 +204,13 @@ def _scores(
             return 1, 0, -excess
         if trial.state == optuna.trial.TrialState.COMPLETE:
             return 3, 0, sign * trial.values[objective]
-        if not trial.intermediate_values:
+        if REACHED in trial.system_attrs:
+            step, values = trial.system_attrs[REACHED]
+            value = values[objective]
+        elif trial.intermediate_values:
+            step, value = max(trial.intermediate_values.items())
+        else:
             return 0, 0, 0.0
-        step, value = max(trial.intermediate_values.items())
         return 2, step, -math.inf if math.isnan(value) else sign * value
 
     keys = [key(trial) for trial in trials]

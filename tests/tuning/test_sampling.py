@@ -41,6 +41,23 @@ def test_a_sampler_that_learns_does_so_and_goes_on_after_a_restart_as_it_would_h
         end(later, number, x)
 
 
+def test_trials_of_several_objectives_that_rest_are_known_to_the_default_sampler_with_their_constraints() -> None:
+    """Under `asha` no trial is complete before all have begun, and Optuna keeps no values of others with several objectives."""
+    space = {name: FloatDistribution(0.0, 1.0) for name in "xy"}
+    sampling, found = Sampling(space, modes=["min", "max"], seed=1, sampler=DEFAULT_SAMPLERS[0]), list[dict[str, Any]]()
+    for wave in (0, 20, 40):
+        found += [sampling.ask()[0] for _ in range(20)]
+        for number in range(wave, wave + 20):
+            x, y = found[number].values()
+            sampling.report(number, 1, x, y, constrained=[x - 0.5])
+            if y > 0.7:  # the worst of all, whether or not it meets the constraint
+                sampling.end(number, "failed", ())
+            elif number % 3:
+                sampling.end(number, "pruned", ())
+    late = found[40:]
+    assert sum(one["x"] < 0.5 for one in late) > 15 and sum(one["y"] < 0.7 for one in late) > 15
+
+
 def test_the_trials_of_an_earlier_driver_are_not_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two thousand proposals of the default sampler would take minutes."""
     space = {"x": FloatDistribution(0.0, 1.0)}

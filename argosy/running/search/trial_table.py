@@ -96,7 +96,8 @@ class TrialTable:
             cost = self.objectives.cost(reached, trial.constrained)
             last = ended and sections == len(states[0].sections)
             self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess, last=last)
-            self.sampling.report(trial.number, sections, trial.best, trial.constrained)
+            values = self.objectives.values(trial.reached)
+            self.sampling.report(trial.number, sections, *values, constrained=trial.constrained)
 
     def note_end(self, event: MemberEnded, *, present: bool) -> None:
         """Record whether a member ended under the present terms."""
