@@ -48,7 +48,8 @@ def digest_of_labels(dataset: Any, length: int) -> str:
 
 def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        if deep and hasattr(value, "to_numpy") and hasattr(value, "columns"):  # a DataFrame, but none within one
+        kind = type(value)  # settings with `__getattr__ = dict.get` have all attributes
+        if deep and hasattr(kind, "to_numpy") and hasattr(kind, "columns"):  # a DataFrame, but none within one
             yield from _labels(SimpleNamespace(**{f"{name}.{one}": value[one] for one in value.columns}), length, 0)
             continue
         numbers = _numbers(value, length)
@@ -78,7 +79,7 @@ def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
             value = np.asarray(value)
         except ValueError:  # elements of different shapes
             return None
-    value = np.asarray(value) if hasattr(value, "to_numpy") else value
+    value = np.asarray(value) if hasattr(type(value), "to_numpy") else value
     fits = isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind in "biuf"
     return value if fits else None
 

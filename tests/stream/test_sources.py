@@ -675,6 +675,12 @@ class Words:
         return np.array(["a", "b"] * 3, dtype=object)
 
 
+class Settings(dict):
+    """Settings that appear to have every attribute."""
+
+    __getattr__ = dict.get
+
+
 def two_columns_of_one_name() -> Any:
     frame = pytest.importorskip("pandas").DataFrame({"x": range(6), "y": range(6)})
     frame.columns = ["x", "x"]
@@ -689,6 +695,7 @@ def two_columns_of_one_name() -> Any:
         lambda: torch.ones(6, dtype=torch.complex64).conj(),
         lambda: torch.ones(6, dtype=torch.complex64).conj().imag,
         Words,
+        Settings,
         two_columns_of_one_name,
     ],
 )
