@@ -6,6 +6,7 @@ networks and instances of the user's classes count by their content; other objec
 versions of Python and torch (`CodeReader.VERSION`).
 """
 
+import contextlib
 import dis
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ from argosy.readings import (
     closure_variables,
     instructions_of,
     is_installed,
+    is_own,
     is_own_module,
     readings_of,
     setting_of,
@@ -107,7 +109,8 @@ class _PartWriter:
     def _class(self, kind: type) -> str:
         counts = _is_method if self.text.whole is None else _may_matter
         attributes = {name: value for name, value in _class_attributes(kind).items() if counts(name, value)}
-        return f"{self.text.join(kind.__bases__)} {self.text.attributes(attributes)}"
+        above = [*kind.__bases__, *filter(is_own, [type(kind)])]
+        return f"{self.text.join(above)} {self.text.attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
         instructions = instructions_of(function.__code__)
@@ -121,7 +124,8 @@ class _PartWriter:
                 read = readings_of(instructions, name, function.__globals__[name], ValueText.HOLDERS)
                 for path, value in read.items():
                     self._global(path, value, function.__globals__, attributes)
-        cells = {name: held for name, held in closure_variables(function).items() if name not in stored}
+        closure = closure_variables(function)
+        cells = {name: held for name, held in closure.items() if name not in stored}
         enclosed = {
             path: value
             for name, held in cells.items()
@@ -131,7 +135,15 @@ class _PartWriter:
         self._imports(instructions, function.__globals__, attributes)
         if self.text.whole is not None:
             content.append({name: value for name, value in vars(function).items() if name != "__wrapped__"})
+            content += self._set_earlier({name: {**function.__globals__, **closure}.get(name) for name in stored})
         return self.text.join(content)
+
+    def _set_earlier(self, variables: dict[str, Any]) -> Iterator[Any]:
+        """Yield what functions have set these variables to, such as a table read from a file before the first sample, if it can be read."""
+        for name, value in sorted(variables.items()):
+            if value is not None:
+                with contextlib.suppress(UnreadableContent):
+                    yield name, self.text.of(value)
 
     def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
         self._add_global(name, value, namespace)

@@ -1,5 +1,6 @@
 """Open the splits of a study's data, and probe them: what `Data` names becomes sources (`argosy.stream.sources`)."""
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.spool import Spool, SpooledDataset
+from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import OPENING_INDEX, sample_seed
 from argosy.stream.padding import PaddedThen, pad_dataset, unwrap_padding
 from argosy.stream.probing import Facts, check_same_data, probe
@@ -123,7 +125,9 @@ class Opening:
         if isinstance(dataset, type) or not (
             dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
         ):
-            with self.heartbeat.busy(f"opening the data ({split})", opaque=True):
+            # A cached function may keep what the factory makes it read. Folders are not noted: it may list that of the runs.
+            watching = RECORDER.watching(files_only=True) if data.keep else contextlib.nullcontext()
+            with self.heartbeat.busy(f"opening the data ({split})", opaque=True), watching:
                 # A factory given for both splits always gets the seed of the training split.
                 dataset = _call_factory(dataset, "train" if dataset is data.train else split, self.seed)
         # Exactly TensorDataset: a subclass may prepare samples.

@@ -76,6 +76,41 @@ class Early(Lazy):
         super().__init__(folder)
         self.known = self.index
 
+@functools.cache
+def table(folder):
+    return json.loads(Path(folder, "index.json").read_text())
+
+class Cached(Files):
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.known = sorted(self.table(folder))
+    def table(self, folder):
+        return table(folder)
+    def more(self):
+        return self.table(self.folder)["17"]
+
+LOADED = None
+
+class Loaded(Cached):
+    def table(self, folder):
+        global LOADED
+        if LOADED is None:
+            LOADED = json.loads(Path(folder, "index.json").read_text())
+        return LOADED
+
+class Enclosed(Cached):
+    def __init__(self, folder):
+        self.table = enclosing()
+        super().__init__(folder)
+
+def enclosing():
+    loaded = None
+    def table(folder):
+        nonlocal loaded
+        loaded = loaded or json.loads(Path(folder, "index.json").read_text())
+        return loaded
+    return table
+
 def made(folder):
     dataset = Files(folder)
     given = json.loads(Path(folder, "index.json").read_text())["17"]
@@ -242,6 +277,13 @@ class Filling(dict):
 class Word(str):
     pass
 
+class Measuring(type):
+    def measure(cls):
+        return 8.0
+
+class Measured(metaclass=Measuring):
+    pass
+
 FILLING, WORD = Filling(a=1.0), Word("abc")
 
 class Kind(Dataset, abc.ABC):
@@ -279,7 +321,7 @@ class Photos(Kind):
             decorated(index), marked(index), CONSTANT, helpers.LEVEL, TABLE["gain"], TABLE["bias"] * 3, list(ORDERED.values())[0],
             float(LARGE[-1]), self.size, self.height, self.width, self.scale, self.enclosed(index), self.short(index),
             self.partial(index), self.turned[0](index), self.turned[1](index), FILLING["b"], float(len(WORD)),
-            self.inherited(index), self.still(index), self.of_class(index),
+            self.inherited(index), self.still(index), self.of_class(index), Measured.measure(),
             float(len(importlib.metadata.version("cloudpickle")) + len(cloudpickle.__name__))]
         return sum(value * (number + 1) for number, value in enumerate(values))
 ''',
@@ -313,6 +355,7 @@ CHANGED_CODE = {
     "a method of a transform": ("photos.py", "x + self.angle", "x - self.angle"),
     "a transform of another module": ("deeper.py", "x + 0.5", "x + 0.25"),
     "a method of a user's dict class": ("photos.py", "return 7.0", "return 8.0"),
+    "a method of a metaclass": ("photos.py", "return 8.0", "return 9.0"),
     "a string of a user's class": ("photos.py", 'Word("abc")', 'Word("abcd")'),
     "the decorated __getitem__": ("photos.py", "if index == 17 else 0.0", "if index == 17 else float(index == 18)"),
 }
@@ -569,6 +612,11 @@ class Desk:
     def module(self, name: str) -> ModuleType:
         return importlib.import_module(name)
 
+    def fresh_module(self, name: str) -> ModuleType:
+        """Import a module as another process would, without what its functions have read."""
+        self.forget()
+        return self.module(name)
+
     def data(self, name: str = "data") -> Path:
         """Make a folder of files, with an index, arrays and databases, and return it."""
         folder = self.folder / name
@@ -751,6 +799,17 @@ CHANGED_FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "a file read by __init__": ("Early", lambda folder: put(folder / "index.json", index_of(2)), KEY),
     "a file read by a factory": ("made", lambda folder: put(folder / "index.json", index_of(2)), KEY),
+    "a file that a factory makes a cached function read": (
+        "Cached",
+        lambda folder: put(folder / "index.json", index_of(2)),
+        "index.json has changed",
+    ),
+    "a file that __init__ reads into a global": ("Loaded", lambda folder: put(folder / "index.json", index_of(2)), KEY),
+    "a file that __init__ reads into an enclosing variable": (
+        "Enclosed",
+        lambda folder: put(folder / "index.json", index_of(2)),
+        KEY,
+    ),
     "a file in a folder that is listed": ("Listing", lambda folder: put(folder / "new.txt", b"a"), "data has changed"),
     "a file in a folder that is globbed": ("Globbing", lambda folder: put(folder / "41.bin", b"a"), "data has changed"),
     "a file that was looked for and missing": (
@@ -786,7 +845,7 @@ def test_a_file_that_changed_is_found(desk: Desk, name: str, old: bool) -> None:
     desk.monkeypatch.setattr(witnesses, "UNRELIABLE_SECONDS", -1e9 if old else 1e9)
     desk.write({"files.py": FILES})
     folder = desk.data()
-    again = lambda: partial(getattr(desk.module("files"), kind), str(folder))  # noqa: E731
+    again = lambda: partial(getattr(desk.fresh_module("files"), kind), str(folder))  # noqa: E731
     found_out(again, lambda: change(folder), again, by)
 
 
@@ -945,14 +1004,29 @@ def shut(folder: Path) -> Path:
 
 @pytest.mark.parametrize("change", [moved, copied, copied_beside, touched, shut])
 @pytest.mark.parametrize(
-    "kind", ["Files", "Lazy", "Early", "made", "Listing", "Globbing", "Looking", "Mapping", "Mapped", "Base", "Shards"]
+    "kind",
+    [
+        "Files",
+        "Lazy",
+        "Early",
+        "Cached",
+        "Loaded",
+        "made",
+        "Listing",
+        "Globbing",
+        "Looking",
+        "Mapping",
+        "Mapped",
+        "Base",
+        "Shards",
+    ],
 )
 @pytest.mark.parametrize("old", [True, False])
 def test_files_may_be_moved_and_copied(desk: Desk, change: Callable[[Path], Path], kind: str, old: bool) -> None:
     desk.monkeypatch.setattr(witnesses, "UNRELIABLE_SECONDS", -1e9 if old else 1e9)
     desk.write({"files.py": FILES})
     places = [desk.data()]
-    again = lambda: partial(getattr(desk.module("files"), kind), str(places[-1]))  # noqa: E731
+    again = lambda: partial(getattr(desk.fresh_module("files"), kind), str(places[-1]))  # noqa: E731
     not_missed(again, lambda: places.append(change(places[0])), again)
 
 

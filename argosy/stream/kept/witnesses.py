@@ -85,21 +85,23 @@ class _Recorder:
     """What this process reads while samples are prepared."""
 
     active: bool = False
+    files_only: bool = False
     notes: list[tuple[str, str]] = field(default_factory=list)
     """Everything that was read, each once: ("path" or "variable", name)."""
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _installed: bool = False
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, *, files_only: bool = False) -> Iterator[None]:
         """Record what is read inside this context."""
         if not self._installed:
             self._install()
-        before, self.active = self.active, True
+        before = self.active, self.files_only
+        self.active, self.files_only = True, files_only
         try:
             yield
         finally:
-            self.active = before
+            self.active, self.files_only = before
 
     def _install(self) -> None:
         """Observe all later opens in this process and its forks. An audit hook cannot be removed."""
@@ -109,7 +111,7 @@ class _Recorder:
         encode = environment.encodekey
 
         def audited(key: str) -> bytes:
-            if self.active and isinstance(key, str):
+            if self.active and not self.files_only and isinstance(key, str):
                 self._note("variable", key)
             encoded: bytes = encode(key)
             return encoded
@@ -126,7 +128,7 @@ class _Recorder:
                 return
         elif event == DATABASE:
             path = _database(arguments[0])
-        elif event in ("os.listdir", "os.scandir"):
+        elif event in ("os.listdir", "os.scandir") and not self.files_only:
             path = "." if arguments[0] is None else arguments[0]
         else:
             return
