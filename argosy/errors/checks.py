@@ -144,6 +144,8 @@ def check_same_classes(train: Any, val: Any) -> None:
 
 def _class_names(dataset: Any) -> list[Any]:
     """Return its ``classes`` if these are distinct names; in some Datasets the attribute holds the class of each sample."""
+    while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
     classes = getattr(dataset, "classes", None)
     names = list(classes) if isinstance(classes, list | tuple) else []
     return names if len({str(one) for one in names}) == len(names) else []

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_not_a_loader, describe_value, is_map_style
+from argosy.errors.checks import check_not_a_loader, check_same_classes, describe_value, is_map_style
 from argosy.errors.traces import USER_ERRORS
 from argosy.protocol.feeder import Opened
 from argosy.stream.content import digest_of_labels, why_doubtful
@@ -116,6 +116,7 @@ class Opening:
         if data.has_val:
             again = data.val is data.train and not isinstance(opened["train"], ArraySource)
             opened["val"] = opened["train"] if again else self.open("val")
+            check_same_classes(*map(unwrap_padding, opened.values()))
         return opened
 
     def open(self, split: str) -> Any:

@@ -4,6 +4,7 @@ import importlib
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from argosy import Data, Member, Ragged, Study, data
 from argosy.stream.heartbeat import Heartbeat
@@ -197,6 +198,12 @@ CASES = {
     "a Parquet file without pyarrow": without_pyarrow,
     "a folder of images that is not one of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
     "validation data with different classes": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
+    "subsets of data with different classes": lambda: Data(
+        train=Subset(Classed("cat", "dog"), [0]), val=Subset(Classed("dog", "cat"), [0])
+    ),
+    "factories of data with different classes": lambda: open_sources(
+        Data(train=partial(Classed, "cat", "dog"), val=partial(Classed, "dog", "cat")), seed=0
+    ),
     "a table with an infinite value": lambda: data.table({"x": np.array([np.inf]), "y": np.zeros(1)}, target="y"),
     "a table with dates": lambda: data.table({"x": np.zeros(1, "datetime64[D]"), "y": np.zeros(1)}, target="y"),
     "a target of dates": lambda: data.table({"x": np.zeros(1), "y": np.zeros(1, "datetime64[D]")}, target="y"),
