@@ -23,6 +23,16 @@ __all__ = ["Facts", "check_same_data", "fingerprint_of", "dataset_length", "prob
 
 Leaves = list[torch.Tensor]
 
+DRAWS = "draws for sample {} from its own generator"
+DIFFERS = (
+    "prepared sample {} twice from the same seeds, and the results differ: it writes into stored data such as a cached tensor, or draws "
+    "from its own generator"
+)
+KEEPS = (
+    "draws random numbers for sample {} when it is first asked for, and keeps the result, which differs between loader workers. Keep "
+    "only what is the same for every seed"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -79,7 +89,7 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
     A few samples are prepared twice, in a different order. A difference is an error that names the Dataset: it draws from a generator of its own, or
-    modifies what it holds. The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept,
+    modifies what it holds. So is a sample that draws only the first time. The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept,
     because their draws may not show.
     """
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
@@ -113,7 +123,11 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
             )
         # A sample that drew nothing was prepared under another seed, so it is prepared once more under its own.
         if index in moved or first[index].drew or not same_bits(first[index].leaves, leaves(index)):
-            raise _impure(split, dataset, index, draws=index in moved)
+            raise _impure(split, dataset, DRAWS.format(index) if index in moved else DIFFERS.format(index))
+    # The first sample may also have done what is done only once.
+    for index in () if stream else probes[1:]:
+        if first[index].drew and not again[index].drew:
+            raise _impure(split, dataset, KEEPS.format(index))
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
             f"Data.{split}: {name_of(dataset.stream)} yields a different sample when reading starts "
@@ -131,17 +145,12 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     )
 
 
-def _impure(split: str, dataset: Any, index: int, *, draws: bool) -> StudyError:
+def _impure(split: str, dataset: Any, problem: str) -> StudyError:
     """Return the error for a Dataset whose samples depend on more than their seeds."""
-    problem = (
-        f"prepared sample {index} twice from the same seeds, and the results differ: it writes into stored data such "
-        "as a cached tensor, or draws"
-    )
     return StudyError(
-        f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {f'draws for sample {index}' if draws else problem} from "
-        "its own generator. Draw from `random`, `numpy.random` or torch's default generator (seeded for every sample), "
-        "or derive the generator's seed from the index; write only into copies. Seed transforms of a library at each call: "
-        "set_random_seed(random.getrandbits(32)) of Albumentations, set_random_state(random.getrandbits(32)) of MONAI."
+        f"Data.{split} ({type(unwrap_padding(dataset)).__name__}) {problem}. Draw from `random`, `numpy.random` or torch's default "
+        "generator (seeded for every sample), or derive the generator's seed from the index; write only into copies. Seed transforms of a "
+        "library at each call: set_random_seed(random.getrandbits(32)) of Albumentations, set_random_state(random.getrandbits(32)) of MONAI."
     )
 
 

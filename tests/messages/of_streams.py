@@ -1,5 +1,6 @@
 """Mistakes in samples, and in messages between processes."""
 
+import functools
 import socket
 import warnings
 from collections.abc import Iterator
@@ -188,6 +189,7 @@ CASES = {
     "a sample on a GPU, read by a fork": lambda: opened(on_gpu),
     "a dataset in which every sample raises": lambda: opened(broken, on_error="skip"),
     "a dataset with its own generator": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
+    "a dataset that keeps what it draws": lambda: opened(functools.cache(lambda _: torch.rand(()))),
     "a dataset without samples": lambda: opened(growing, length=0),
     "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
     "an array with rows of different shapes": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),

@@ -211,6 +211,28 @@ def test_a_dataset_that_writes_into_what_it_holds_is_refused(noise: float) -> No
         source(InPlace(30, noise))
 
 
+class Keeping(studies.Vectors):
+    """A dataset that keeps its augmented samples, and draws a start value with its first one."""
+
+    def __init__(self, length: int, keeps: bool) -> None:
+        super().__init__(length)
+        self.keeps, self.kept, self.start = keeps, dict[int, Any](), None
+
+    def __getitem__(self, index):
+        self.start = torch.rand(()) if self.start is None else self.start
+        if self.keeps and index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept.get(index) or super().__getitem__(index)
+
+
+def test_a_dataset_that_keeps_augmented_samples_is_refused() -> None:
+    with pytest.raises(
+        StudyError, match=r"Keeping\) draws random numbers for sample 15 when it is first asked for, and keeps"
+    ):
+        source(Keeping(30, keeps=True))
+    assert source(Keeping(30, keeps=False)).length == 30
+
+
 class Derived(Flips):
     """A dataset that seeds its own generator for each sample with the sample's index."""
 
