@@ -23,6 +23,7 @@ import types
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -323,9 +324,12 @@ class ValueText:
         )
 
     def note_installed(self, module: str | None) -> None:
-        """Note the package of an installed module."""
-        if not _is_standard(module or "") and not is_own_module(module):
-            self.packages.add((module or "").partition(".")[0])
+        """Note the package of an installed module, or the content of a compiled one of the user."""
+        if not is_own_module(module):
+            if not _is_standard(module or ""):
+                self.packages.add((module or "").partition(".")[0])
+        elif self.whole is not None and (content := _compiled_content(module or "")):
+            self.parts.append(Global(f"{module} (compiled)", content, 0, module or ""))
 
     def _code(self, code: types.CodeType) -> str:
         """Return code as text, which is the same whether the modules that it names are imported in its own file or cell, or in another."""
@@ -351,6 +355,13 @@ class ValueText:
         if instruction.opcode in dis.hasconst:
             return self.of(instruction.argval)
         return repr(place(instruction.argval) if instruction.opcode in JUMPS else instruction.argval)
+
+
+@functools.cache
+def _compiled_content(module: str) -> str:
+    """Return the digest of the file of a module written in C; empty for others. Cached, because the module that was loaded does not change."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return _hash_bytes(Path(file).read_bytes()) if file.endswith(tuple(EXTENSION_SUFFIXES)) else ""
 
 
 def part_key(part: Part) -> Hashable:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy import Data
+from argosy.stream import value_text
 from argosy.stream.blocks import Place
 from argosy.stream.kept import witnesses
 from argosy.stream.kept.cache import RowCache
@@ -713,6 +715,19 @@ def test_code_that_changed_is_found(desk: Desk, name: str) -> None:
 def test_a_value_that_changed_is_found(desk: Desk, name: str) -> None:
     before, after, take = CHANGED_VALUES[name]
     found_out(lambda: Holding(before(), take), lambda: None, lambda: Holding(after(), take), KEY)
+
+
+def test_a_module_that_is_built_again_is_found(desk: Desk) -> None:
+    file = desk.folder / f"compiled_reader{EXTENSION_SUFFIXES[0]}"
+    module = ModuleType("compiled_reader")
+    module.__file__ = str(file)
+    desk.monkeypatch.setitem(sys.modules, "compiled_reader", module)
+    file.write_bytes(b"1")
+    key = make_key(SimpleNamespace(reader=module))
+    file.write_bytes(b"2")
+    assert make_key(SimpleNamespace(reader=module)) == key  # this process has loaded the old one
+    value_text._compiled_content.cache_clear()
+    assert make_key(SimpleNamespace(reader=module)).difference(key.parts) == "compiled_reader (compiled)"
 
 
 def test_an_argument_in_the_users_code_is_found(desk: Desk) -> None:
