@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.choice import fused_check, split_check
-from argosy.training.device.equivalence import UNMOVED, nudge
+from argosy.training.device import equivalence
+from argosy.training.device.equivalence import UNMOVED, ComparedPair, difference, gradient_pairs, nudge
 
 ROWS = 96
 
@@ -59,6 +60,16 @@ def split(model: Any) -> str:
     live = packs.live(packs.member("m", model=model, dtype=torch.float32, batch_size=ROWS))
     (x, y), _ = packs.samples(torch.float32, train=ROWS)
     return split_check.why_not_split(live, (x, y), ROWS)
+
+
+def test_equal_results_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of millions of weights are mostly equal to the bit, and each conversion is one more pass over them."""
+    monkeypatch.setattr(equivalence, "_wide", None)
+    gradients = {"a": torch.randn(3, 4), "b": torch.randn(5)}
+    copies = {name: gradient.clone() for name, gradient in gradients.items()}
+    buffer = ComparedPair.of("a buffer", torch.arange(3), torch.arange(3))
+    for share in (0.0, 1e-10):
+        assert difference([*gradient_pairs(gradients, copies), buffer], share) is None
 
 
 BY_FREQUENCY = single(looked_up, partial(nn.Embedding, 3, 3, scale_grad_by_freq=True))

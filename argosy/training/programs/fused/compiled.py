@@ -8,6 +8,7 @@ On the first batch the result is checked against the eager one, which is used th
 Torch keeps compiled code on disk (``TORCHINDUCTOR_CACHE_DIR``), so later processes do not compile it again.
 """
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -167,7 +168,8 @@ def _unstacked(of: Pass, results: Sequence[Tensor]) -> Results:
 def _pairs(of: Pass, one: Results, other: Results) -> list[ComparedPair]:
     """Return two results of a pass as pairs to compare."""
     (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
-    pieces, size = [piece.name for piece in of.parameter_buffer.pieces], largest_value(*gradients)
+    pieces = [piece.name for piece in of.parameter_buffer.pieces]
+    size = functools.cache(functools.partial(largest_value, *gradients))
     pairs = [ComparedPair.of("its losses are", losses, losses_found)]
     for name, gradient, second in zip(pieces, gradients, gradients_found, strict=True):
         pairs.append(ComparedPair(f"the gradient of {name!r} is", gradient, second, size))
