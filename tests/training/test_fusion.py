@@ -1,6 +1,7 @@
 """Tests which members a trainer tries as one program, depending on earlier trials."""
 
 import copy
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,34 @@ def test_twos_are_tried_no_more_where_none_was_faster(
             reasons |= dict(event.reasons) if isinstance(event, StepsAlone) else {}
     assert {name for name, reason in reasons.items() if reason == SPARED} == ({"a7", "b7"} if spared else set())
     assert sorted(len(instance.assignment) for instance in instances) == ([1] * 6 if spared else [2] * 3)
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_members_are_saved_before_other_programs_only_if_that_shows_in_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shows: bool
+) -> None:
+    monkeypatch.setattr(
+        FusionGroup, "note", lambda group, *of: group.tries.setdefault(group.now, [1.0 / group.now.size])
+    )
+    if shows:
+        monkeypatch.setattr(FusionGroup, "shows", True)
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    instances, saved = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[str]()
+
+    def save(names: Collection[str]) -> list[Any]:
+        saved.extend(names)
+        return []
+
+    fusion = ProgramChoice(
+        "cpu:0", instances, lambda report: None, save, Heartbeat.private(), lambda since: None, allowed=True
+    )
+    fusion.note_assigned()
+    fusion.form_groups(block)
+    for instance in list(instances):
+        instance.step(block, lambda: False)
+    fusion.settle()
+    assert [instance.names for instance in instances] == [("a", "b", "c")]
+    assert saved == (["a", "b", "c"] if shows else [])
 
 
 @pytest.mark.usefixtures("devices")

@@ -104,6 +104,11 @@ class FusionGroup:
         return {candidate: min(tries) for candidate, tries in self.tries.items()}
 
     @property
+    def shows(self) -> bool:
+        """Whether other programs would give the members results that differ in the last bits."""
+        return self.lengths is None or len(self.kinds) > 1
+
+    @property
     def warms_up(self) -> bool:
         """Whether the next round of the present candidate is its first one, which does not count."""
         return not self._rounds

@@ -1,8 +1,8 @@
 """Program choice: which members of a device are stepped by one program, and by which kind, depending on costs measured in training steps.
 
-Contract. Instances change only here, and only between two steps. Members that change programs are saved first, and the new programs
-are reported after these files and before their first step. The journal therefore shows for each file which program stepped the member
-from there on, and a member that is assigned again is stepped as before.
+Contract. Instances change only here, and only between two steps. Members that change programs are saved first if their results show
+which one stepped them, and the new programs are reported after these files and before their first step. The journal therefore shows for
+each such file which program stepped the member from there on, and a member that is assigned again is stepped as before.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -308,13 +308,14 @@ class ProgramChoice:
             refused=dict(fusion_group.refused),
             exact=fusion_group.now == ALONE
             or (fusion_group.now.kind in ("plain", "grouped") and fusion_group.lengths is not None),
-            shows=fusion_group.lengths is None or len(fusion_group.kinds) > 1,
+            shows=fusion_group.shows,
             unlike=not fusion_group.alike,
         )
 
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
-        """Save the group's members, and put them into other programs."""
-        events = self._save([assigned.name for assigned in _assigned(self._of(fusion_group)) if assigned.samples])
+        """Put the group's members into other programs, and save them first if that shows in their results."""
+        begun = [assigned.name for assigned in _assigned(self._of(fusion_group)) if assigned.samples]
+        events = self._save(begun) if fusion_group.shows else []
         instances = self._of(fusion_group)  # without members whose saving failed
         # Rounding depends on a member's row, and must not depend on the order of assignment.
         assignment = sorted(_assigned(instances), key=lambda one: one.name)
