@@ -20,7 +20,7 @@ from argosy.errors.wording import (
 
 def test_the_examples_hold() -> None:
     found = doctest.testmod(wording)
-    assert (found.failed, found.attempted) == (0, 11)
+    assert (found.failed, found.attempted) == (0, 12)
 
 
 def test_members_are_told_by_what_differs() -> None:
