@@ -57,9 +57,10 @@ class TrialStorage(optuna.storages.InMemoryStorage):
     """In-memory storage of the trials of one search, which presents them differently while a sampler is asked.
 
     Optuna's samplers learn nothing from unfinished trials. So a trial that rests at a rung, and may continue, is shown as pruned there,
-    with all its values. With several objectives, pruned trials have no values in Optuna: theirs are shown as `REACHED`. A failed
-    trial is shown as pruned before its first value, which ranks below all others. A trial without results is shown as
-    running, which tells samplers with a constant liar that its parameters are being tried.
+    with all its values. With several objectives, Optuna has no values of pruned trials, among which TPE takes the first for the best: a
+    trial that rests stays running, and `REACHED` has its values. A failed trial is shown as pruned before its first value, which ranks
+    below all others. A trial without results is shown as running, which tells samplers with a constant liar that its parameters are
+    being tried.
     """
 
     get_best_trial = optuna.storages.BaseStorage.get_best_trial
@@ -88,17 +89,16 @@ class TrialStorage(optuna.storages.InMemoryStorage):
     def _as_shown(self, trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
         reached = self.reached.get(trial.number)
         failed = trial.state == optuna.trial.TrialState.FAIL
-        resting = trial.state == optuna.trial.TrialState.RUNNING and (reached or trial.intermediate_values)
-        if not (failed or resting or (reached and trial.state == optuna.trial.TrialState.PRUNED)):
+        resting = trial.state == optuna.trial.TrialState.RUNNING and trial.intermediate_values
+        if not (failed or resting or reached):
             return trial
         shown = copy.copy(trial)
-        shown.state = optuna.trial.TrialState.PRUNED
         if failed:
-            shown.values, shown.intermediate_values = None, {}
-            shown.system_attrs = {name: value for name, value in trial.system_attrs.items() if name != CONSTRAINTS}
+            shown.state, shown.values, shown.intermediate_values = optuna.trial.TrialState.PRUNED, None, {}
         elif reached:
             shown.system_attrs = {**trial.system_attrs, REACHED: reached}
         else:
+            shown.state = optuna.trial.TrialState.PRUNED
             shown.value = shown.intermediate_values[max(shown.intermediate_values)]
         return shown
 

@@ -24,7 +24,7 @@ __all__ = ["REACHED", "ThompsonSampler"]
 Array = NDArray[np.float64]
 ENDED = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
 REACHED = "argosy:reached"
-"""Attribute of a trial that is not complete, with several objectives: its sections, and a value of each objective."""
+"""Attribute of a trial with several objectives: its newest number of sections, and a value of each objective."""
 UNIFORM, NEARBY = 256, 128
 """Numbers of candidates that are drawn uniformly, and near the best trials."""
 MOVED, DISTANCE = 0.3, 0.3
@@ -52,7 +52,7 @@ class ThompsonSampler(optuna.samplers.TPESampler):
         self, study: optuna.Study, trial: optuna.trial.FrozenTrial
     ) -> dict[str, optuna.distributions.BaseDistribution]:
         """Return the parameters that all ended trials have and that have more than one value."""
-        known = [past.distributions for past in study.get_trials(deepcopy=False, states=ENDED)]
+        known = [past.distributions for past in study.get_trials(deepcopy=False) if _has_results(past)]
         last = sorted(known[-1].items()) if known else []
         # `count` compares most distributions by identity; Optuna's intersection takes as long as the rest of a proposal.
         common = {name: one for name, one in last if [each.get(name) for each in known].count(one) == len(known)}
@@ -66,7 +66,7 @@ class ThompsonSampler(optuna.samplers.TPESampler):
     ) -> dict[str, Any]:
         """Return these parameters of the next trial; none while the first trials are drawn at random."""
         trials = study.get_trials(deepcopy=False)
-        ended = [past for past in trials if past.state in ENDED]
+        ended = [past for past in trials if _has_results(past)]
         if len(ended) < self._startup or not search_space:
             return {}
         axes = {name: _Axis(distribution) for name, distribution in search_space.items()}
@@ -189,28 +189,34 @@ class _Axis:
         return type(least)(min(max(value, least), most))
 
 
+def _has_results(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether a trial has ended, also if it has failed, or rests with results."""
+    return trial.state in ENDED or REACHED in trial.system_attrs
+
+
 def _scores(
     trials: Sequence[optuna.trial.FrozenTrial], objective: int, direction: optuna.study.StudyDirection
 ) -> Array:
     """Return each trial's rank by an objective as a quantile of the normal distribution, so that no value is an outlier; more is better.
 
-    Complete trials come first, then pruned ones, by their last value among those that came as far, then trials that break a
+    Complete trials come first, then others, by their last value among those that came as far, then trials that break a
     constraint, by how much, and trials without values.
     """
     sign = 1.0 if direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
 
     def key(trial: optuna.trial.FrozenTrial) -> tuple[int, int, float]:
+        complete = trial.state == optuna.trial.TrialState.COMPLETE
+        if not (complete or trial.intermediate_values or REACHED in trial.system_attrs):
+            return 0, 0, 0.0  # it has failed, whether or not it meets the constraints
         if excess := sum(max(0.0, bound) for bound in trial.system_attrs.get(CONSTRAINTS, ())):
             return 1, 0, -excess
-        if trial.state == optuna.trial.TrialState.COMPLETE:
+        if complete:
             return 3, 0, sign * trial.values[objective]
         if REACHED in trial.system_attrs:
             step, values = trial.system_attrs[REACHED]
             value = values[objective]
-        elif trial.intermediate_values:
-            step, value = max(trial.intermediate_values.items())
         else:
-            return 0, 0, 0.0
+            step, value = max(trial.intermediate_values.items())
         return 2, step, -math.inf if math.isnan(value) else sign * value
 
     keys = [key(trial) for trial in trials]

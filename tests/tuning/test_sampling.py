@@ -58,6 +58,32 @@ def test_trials_of_several_objectives_that_rest_are_known_to_the_default_sampler
     assert sum(one["x"] < 0.5 for one in late) > 15 and sum(one["y"] < 0.7 for one in late) > 15
 
 
+def test_of_trials_of_several_objectives_that_rest_tpe_does_not_take_the_first_for_the_best() -> None:
+    """Their values are unknown to it, and among trials without values it prefers those that came first."""
+    found = []
+    for reports in (False, True):
+        sampling = Sampling(
+            {"x": FloatDistribution(0.0, 1.0)}, modes=["min", "max"], seed=1, sampler=optuna.samplers.TPESampler
+        )
+        for number in range(20):
+            sampling.ask()
+            if reports:
+                sampling.report(number, 1, 0.0, 0.0)
+        found.append(sampling.ask())
+    assert found[0] == found[1]
+
+
+def test_a_failed_trial_is_shown_to_samplers_of_optuna_with_its_constraints() -> None:
+    """TPE would otherwise count it among those that violate none."""
+    sampling = Sampling({"x": FloatDistribution(0.0, 1.0)}, modes=["min"], seed=1, sampler=optuna.samplers.TPESampler)
+    sampling.ask()
+    sampling.report(0, 1, 0.5, constrained=[2.0])
+    sampling.end(0, "failed", ())
+    sampling._shown.asking = True
+    (trial,) = sampling.frozen_trials()
+    assert (trial.state.name, trial.intermediate_values, [*trial.constraints.values()]) == ("PRUNED", {}, [2.0])
+
+
 def test_the_trials_of_an_earlier_driver_are_not_sampled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two thousand proposals of the default sampler would take minutes."""
     space = {"x": FloatDistribution(0.0, 1.0)}
