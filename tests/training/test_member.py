@@ -38,6 +38,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from torch.optim.swa_utils import SWALR
 
 import argosy
 from argosy.errors import CheckpointError, StudyError
@@ -230,6 +231,26 @@ class WarmedUp(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         super().step() if self.last_epoch < 3 else self.after.step()
+
+
+class Switched:
+    """A schedule that changes to another one, whose state has the keys of its attributes."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.first, self.then = StepLR(optimizer, step_size=2, gamma=0.5), SWALR(optimizer, 0.01, anneal_epochs=2)
+        self.epochs = 0
+
+    def step(self) -> None:
+        self.epochs += 1
+        (self.first if self.epochs < 3 else self.then).step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first.state_dict(), "then": self.then.state_dict(), "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first.load_state_dict(state["first"])
+        self.then.load_state_dict(state["then"])
+        self.epochs = state["epochs"]
 
 
 class Around(SGD):
@@ -453,6 +474,7 @@ class Falling:
     [
         {"schedule": milestones},
         {"schedule": WarmedUp},
+        {"schedule": Switched},
         {"schedule": Falling},
         {"schedule": Falling, "optimizer": in_two},
         {"optimizer": partial(Around, lr=0.01)},
@@ -473,6 +495,7 @@ class Falling:
     ids=[
         "milestones",
         "warm-up",
+        "schedule with a state of its own",
         "schedule of groups",
         "schedule of groups of a list",
         "around",

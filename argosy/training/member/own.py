@@ -127,8 +127,9 @@ def schedule_state(schedule: Any) -> Any:
 
 def load_schedule_state(schedule: Any, state: Any) -> None:
     """Load what `schedule_state` returned."""
-    attributes = getattr(schedule, "__dict__", {}).items()
-    within = {key: value for key, value in attributes if isinstance(value, LRScheduler) and key in state}
+    present = schedule.state_dict()
+    values = present.items() if isinstance(present, dict) else ()
+    within = {key: value for key, value in values if isinstance(value, LRScheduler) and key in state}
     for key, value in within.items():
         load_schedule_state(value, state[key])
     schedule.load_state_dict({**state, **within} if within else state)
