@@ -5,8 +5,8 @@ import pickle
 import random
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Collection, Iterable, Iterator
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ __all__ = [
     "generators_of",
     "outside_parts",
     "own_generator_states",
+    "own_generators",
+    "states_of",
     "uses_random_modules",
     "variables_of",
     "writes_in_place",
@@ -30,15 +32,26 @@ MANY = 100
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SEEDED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that are seeded for every sample."""
+METHODS = (MethodType, BuiltinMethodType)
 CALLED_NAMES = ("LOAD_METHOD", "LOAD_ATTR")
 CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 """Objects whose attributes are not part of a Dataset."""
 
 
-def own_generator_states(*parts: Any) -> list[bytes]:
-    """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
+def own_generators(*parts: Any) -> list[Any]:
+    """Return the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
     found = (generator for part in parts for generator in _find_generators(part))
-    return [_state(generator) for generator in found if not any(generator is one for one in SEEDED)]
+    return [generator for generator in found if not any(generator is one for one in SEEDED)]
+
+
+def own_generator_states(*parts: Any) -> list[bytes]:
+    """Return the states of the generators of these objects."""
+    return states_of(own_generators(*parts))
+
+
+def states_of(generators: Iterable[Any]) -> list[bytes]:
+    """Return the states of these generators."""
+    return [_state(generator) for generator in generators]
 
 
 def outside_parts(dataset: Any) -> list[Any]:
@@ -60,7 +73,8 @@ def generators_of(function: Any) -> list[Any]:
     generators: list[Any] = []
     for one in _reachable_code(function):
         named = _named(one) if isinstance(one, FunctionType) else [one]
-        generators += [value for value in named if isinstance(value, GENERATORS)]
+        owners = (value.__self__ if isinstance(value, METHODS) else value for value in named)
+        generators += [owner for owner in owners if isinstance(owner, GENERATORS)]
     return [one for one in generators if not any(one is seeded for seeded in SEEDED)]
 
 
@@ -163,8 +177,8 @@ def _objects_in(part: Any) -> Iterator[Any]:
             continue
         if isinstance(one, functools.partial):
             todo += [one.func, *one.args, *one.keywords.values()]
-        elif isinstance(one, MethodType):
-            todo += [one.__func__, one.__self__]
+        elif isinstance(one, METHODS):
+            todo += [getattr(one, "__func__", None), one.__self__]
         elif isinstance(one, list | tuple | dict):
             inside = [*one.values()] if isinstance(one, dict) else one
             add = todo.extend if len(inside) < MANY else todo.extendleft

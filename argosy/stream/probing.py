@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import Layout, host_bytes, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_of_split
-from argosy.stream.own_generators import outside_parts, own_generator_states
+from argosy.stream.own_generators import outside_parts, own_generator_states, states_of
 from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream, name_of
 
-__all__ = ["Facts", "check_same_data", "fingerprint_of", "dataset_length", "probe"]
+__all__ = ["Facts", "check_draws", "check_same_data", "fingerprint_of", "dataset_length", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -103,7 +103,7 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
         sample = leaves(index, epoch)
         drew = base is not None or preparing.has_drawn(index, epoch)  # `then` may draw in each epoch
         # They are searched for after each sample, because the sample may have made one.
-        return _Reading(sample, drew, own_generator_states(*given) + own_generator_states(*outside))
+        return _Reading(sample, drew, own_generator_states(*given, *outside))
 
     probes, stream = _probes(dataset, length), isinstance(dataset, ShardedStream) and base is None
     first = {index: read(index) for index in probes}
@@ -181,6 +181,20 @@ def dataset_length(preparing: SamplePreparer) -> int:
             f"Data.{split} is empty: the len() of {type(unwrap_padding(dataset)).__name__} is 0. Add samples to it."
         )
     return length
+
+
+def check_draws(
+    preparing: SamplePreparer, facts: Facts, place: tuple[int, Sequence[int]], generators: list[Any]
+) -> None:
+    """Raise StudyError if one of these samples (epoch, indices) moves a generator on, and does not seed it first."""
+    epoch, indices = place
+    leaves = _leaves_of(preparing, facts.base, facts.layout)
+    for index in indices:
+        leaves(index, epoch)
+        before = states_of(generators)
+        leaves(index, epoch)
+        if states_of(generators) != before:
+            raise _impure(preparing.split, preparing.dataset, DRAWS.format(index))
 
 
 def check_same_data(facts: Facts, preparing: SamplePreparer) -> None:

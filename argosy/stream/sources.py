@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -20,7 +20,9 @@ from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
-from argosy.stream.probing import Facts
+from argosy.stream.own_generators import outside_parts, own_generators, states_of
+from argosy.stream.padding import unwrap_padding
+from argosy.stream.probing import Facts, check_draws
 from argosy.stream.samples import SamplePreparer, counting_entropy, format_error, sample_error, seed_everything
 from argosy.stream.shards import ShardedStream
 
@@ -181,7 +183,8 @@ class DatasetSource(Source):
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:
             self.kept.prefetch(indices[are_kept])
-            with self.heartbeat.busy(format_activity(self.split)):
+            activity = self.heartbeat.busy(format_activity(self.split))
+            with activity, self._watching_generators(block.place.epoch, indices[are_kept]):
                 for row in np.flatnonzero(are_kept).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
@@ -195,14 +198,37 @@ class DatasetSource(Source):
         return self.facts.base is None and self.kept is not None and bool(self.kept.has(indices).all())
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
-        _ = self.preparing.dataset  # open it first: an error while opening belongs to no sample
-        ready = self._gather(indices, block.place.epoch) if self.gathers else None
+        _ = self._watched  # open the Dataset first: an error while opening belongs to no sample
         holes = []
-        with self.heartbeat.busy(format_activity(self.split)):
-            for row, index in enumerate(indices.tolist()):
-                ready_row = None if ready is None else ready[row]
-                holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, ready_row))
+        with self._watching_generators(block.place.epoch, indices):
+            ready = self._gather(indices, block.place.epoch) if self.gathers else None
+            with self.heartbeat.busy(format_activity(self.split)):
+                for row, index in enumerate(indices.tolist()):
+                    ready_row = None if ready is None else ready[row]
+                    holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, ready_row))
         return holes
+
+    @cached_property
+    def _watched(self) -> list[Any]:
+        """Generators that the Dataset and `Data.then` own, from which no sample may draw: the probed ones did not, but others may."""
+        given = [unwrap_padding(one) for one in (self.preparing.dataset, self.preparing.then)]
+        return (
+            [] if self.facts.shards else own_generators(*given, *(part for one in given for part in outside_parts(one)))
+        )
+
+    @contextlib.contextmanager
+    def _watching_generators(self, epoch: int, indices: Indices) -> Iterator[None]:
+        """Raise StudyError if samples that are prepared inside draw from a generator that is not seeded for them. They are not kept."""
+        before = states_of(self._watched)
+        yield
+        if states_of(self._watched) != before:
+            try:
+                check_draws(self.preparing, self.facts, (epoch, indices.tolist()), self._watched)
+            except StudyError:
+                if self.kept is not None:
+                    self.kept.forget(indices)
+                raise
+            self._watched = []  # they are seeded for each sample
 
     def _gather(self, indices: Indices, epoch: int) -> Sequence[Any] | None:
         """Return the samples; None if they must be requested one by one, because one raises, or draws numbers without its own seed."""

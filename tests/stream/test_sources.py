@@ -86,8 +86,9 @@ class Flips(studies.Vectors):
 
 
 def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
-    with pytest.raises(StudyError, match=r"Flips\) draws for sample 0 from its own generator"):
-        source(Flips(30))
+    for kind in (Flips, Bound):
+        with pytest.raises(StudyError, match=rf"{kind.__name__}\) draws for sample 0 from its own generator"):
+            source(kind(30))
 
 
 GENERATOR = np.random.default_rng(0)
@@ -109,6 +110,18 @@ class Seldom:
 
     def __call__(self, sample: Any) -> Any:
         return seldom_by(self.generator, sample)
+
+
+class Bound(Flips):
+    """The same, by a method written in C, which holds its generator."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.uniform = random.Random(0).random
+
+    def __getitem__(self, index):
+        x, y = studies.Vectors.__getitem__(self, index)
+        return (-x if self.uniform() < 0.01 else x), y
 
 
 @pytest.mark.parametrize("ragged", [None, (Ragged(max_length=64), None)])
@@ -231,6 +244,50 @@ def test_a_dataset_that_keeps_augmented_samples_is_refused() -> None:
     ):
         source(Keeping(30, keeps=True))
     assert source(Keeping(30, keeps=False)).length == 30
+
+
+class Minority(Flips):
+    """A dataset that changes samples of one class, none of which is probed, by a generator of its own."""
+
+    seeded = False
+
+    def __getitem__(self, index):
+        x, y = studies.Vectors.__getitem__(self, index)
+        generator = self.transforms[0]["flip"]
+        if index % 10 == 7 and self.seeded:
+            generator.bit_generator.state = np.random.PCG64(index).state
+        return (x + generator.random() if index % 10 == 7 else x), y
+
+
+class SeededMinority(Minority):
+    """The same, with a generator that is seeded for each of these samples."""
+
+    seeded = True
+
+
+def test_an_own_generator_of_few_samples_is_refused_when_they_are_prepared_and_they_are_not_kept() -> None:
+    here = source(Minority(30))
+    fill(here, [4, 5, 6])
+    for _ in range(2):
+        with pytest.raises(StudyError, match=r"Minority\) draws for sample 7 from its own generator"):
+            fill(here, [6, 7, 8])
+    seeded = source(SeededMinority(30))
+    first, second = fill(seeded, [6, 7, 8]), fill(seeded, [17, 7])
+    assert torch.equal(first[0][1], second[0][1])
+
+
+def test_an_own_generator_of_then_for_few_samples_is_refused_when_they_are_prepared() -> None:
+    generator = np.random.default_rng(0)
+
+    def noisy(sample: Any) -> Any:
+        return (sample[0] + generator.random() if sample[1] % 10 == 7 else sample[0]), sample[1]
+
+    numbered = [(torch.zeros(2), index) for index in range(30)]
+    here = open_sources(Data(train=numbered, then=noisy), seed=0)["train"]
+    fill(here, [4, 5])
+    for _ in range(2):
+        with pytest.raises(StudyError, match=r"draws for sample 7 from its own generator"):
+            fill(here, [6, 7, 8])
 
 
 class Derived(Flips):

@@ -103,6 +103,14 @@ class Langevin(SGD):
             weight.data += 0.01 * torch.randn(weight.shape, generator=self.generator)
 
 
+UNIFORM = random.Random(0).random
+"""A method written in C."""
+
+
+def shifting(batch: Any) -> Any:
+    return batch[0] + UNIFORM(), *batch[1:]
+
+
 def resampled(output: Tensor, target: Tensor) -> float:
     return float((output.argmax(1) == target)[torch.from_numpy(NUMPY.integers(len(target), size=len(target)))].sum())
 
@@ -117,6 +125,7 @@ def resampled(output: Tensor, target: Tensor) -> float:
         ("augment", around(), "random Random"),
         ("augment", Transform(NUMPY), "numpy Generator"),
         ("augment", Transform(NUMPY).called, "numpy Generator"),
+        ("augment", shifting, "random Random"),
         ("model", Net, "torch.* Generator"),
         ("loss", Noisy(), "numpy Generator"),
     ],

@@ -148,6 +148,10 @@ class Rows:
         # After the data: a mark says that the row is complete.
         self.marks[index] = WRITTEN
 
+    def forget(self, indices: Indices) -> None:
+        """Let these samples be prepared again."""
+        self.marks[indices[indices < self.count]] = 0
+
     def use_random_access(self) -> None:
         """Read only requested rows from disk, and all rows of one request at once (`prefetch`).
 
