@@ -321,13 +321,15 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         sampler = getattr(batches, "sampler", getattr(dataset, "sampler", None))
         parts = sampler, batches, getattr(dataset, "collate_fn", None)
         lost = [name for part in parts if (name := getattr(part, "__name__", type(part).__name__)) not in USUAL_PARTS]
+        lost += ["drawing with replacement"] if getattr(sampler, "replacement", False) and not lost else []
+        batch_size = "batch_size and drop_last=True" if getattr(batches, "drop_last", False) is True else "batch_size"
         instead = (
             f" This leaves out its {' and '.join(lost)}: choose samples with subset= of the member, such as argosy.data.by_weight(weights) for "
             "rare classes; what a collate_fn does to a batch is for augment= of the member, and padding for Data(ragged=...)."
         )
         raise StudyError(
             f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass its dataset, loader.dataset, and set "
-            f"batch_size on each member.{instead if lost else ''}"
+            f"{batch_size} on each member.{instead if lost else ''}"
         )
 
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import studies
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from argosy import Data, Ragged
 from argosy.errors import StudyError
@@ -639,6 +647,13 @@ def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
         Data(train=DataLoader(studies.Vectors(30), sampler=sampler, collate_fn=seldom))
     with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler: "):
         Data(train=DataLoader(studies.Vectors(30), batch_sampler=BatchSampler(sampler, 5, drop_last=False)))
+    with pytest.raises(StudyError, match=r"set batch_size and drop_last=True on each member\.$"):
+        Data(train=DataLoader(studies.Vectors(30), batch_size=4, drop_last=True))
+    drawn = RandomSampler(studies.Vectors(30), replacement=True, num_samples=10)
+    with pytest.raises(
+        StudyError, match=r"set batch_size on each member\. This leaves out its drawing with replacement: "
+    ):
+        Data(train=DataLoader(studies.Vectors(30), sampler=drawn))
 
 
 def test_where_every_sample_raises_there_is_nothing_to_train_on() -> None:
