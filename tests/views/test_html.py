@@ -32,6 +32,7 @@ from argosy.views.html.importance import chance, importance
 from argosy.views.html.page import page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.report import page_values, write_news, write_report
+from argosy.views.html.rows import PageRow, table_of
 
 NEEDS_BROWSER = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 
@@ -293,6 +294,31 @@ def test_importance_of_a_number_that_some_do_not_have_is_of_like_values_too() ->
     assert found["hidden"] < 0.1, "hidden sizes do not explain these values"
     steep = [({"width": at}, float(at)) for at in range(20)]
     assert importance(steep + [({"hidden": at}, 10.0 + (at * 7919) % 3) for at in range(20)])["width"] > 0.5
+
+
+def test_importance_counts_a_trial_that_starts_from_scratch_at_each_rung_once() -> None:
+    values = {0: [0.9, 0.1], 1: [0.8, 0.2], **{at: [0.3 + 0.05 * at] for at in range(2, 9)}}
+    rows = [
+        PageRow(
+            name=f"net-{trial}-{rung}",
+            status="done",
+            reason="",
+            counts=True,
+            load="",
+            metrics={"val_loss": value},
+            parameters={"lr": 0.1 * trial},
+            facts={},
+            members=[],
+            number=trial,
+        )
+        for trial, rungs in values.items()
+        for rung, value in enumerate(rungs)
+    ]
+    rows.sort(key=lambda row: row.metrics["val_loss"])
+    shown = table_of(rows, "val_loss", {})
+    best = [({"lr": 0.1 * trial}, min(rungs)) for trial, rungs in values.items()]
+    assert [column["weight"] for column in shown["columns"] if column["name"] == "lr"] == [importance(best)["lr"]]
+    assert shown["chance"] == chance(len(values))
 
 
 @pytest.mark.tampers

@@ -121,7 +121,10 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
     cells = [[_cell(_values_of_kind(row, kind).get(name)) for kind, name in columns] for row in rows]
     equal = [len(rows) > 1 and len({repr(names[at]) for names in cells}) == 1 for at in range(len(columns))]
     labels = shorten_names({row.name for row in rows}, LABEL)
-    results = [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
+    counted = [row for row in rows if row.counts and objective in row.metrics]
+    # A trial that starts from scratch at each rung has several rows, and is one result: its best row.
+    of_trials = {row.name if row.number is None else row.number: row for row in reversed(counted)}
+    results = [(row.parameters, row.metrics[objective]) for row in of_trials.values()]
     weights = importance(results)
     return {
         "metrics": metrics,
