@@ -287,7 +287,9 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
     monkeypatch.setenv("LATE_BYTES", LITTLE)
     report = train(tmp_path / "fused", what, devices="late:0")
     assert {row.status for row in report.rows} == {"done"}
-    assert [sizes for sizes, _ in packed(tmp_path / "fused")] == [[12], [6, 6], [3, 3, 3, 3]]
+    # On a busy machine rounds have fewer steps, and the last programs are also settled before the run ends.
+    tried = [sizes for sizes, settled in packed(tmp_path / "fused") if not settled]
+    assert tried == [[12], [6, 6], [3, 3, 3, 3]]
     assert "6 in a program: OutOfMemoryError: late out of memory" in report.packs[-1].reason
     equal(tmp_path, "fused", "alone", what.names)
 
