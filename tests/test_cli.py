@@ -287,6 +287,8 @@ FLAGS = {
     "tune search.py --sampler=tpe": "--sampler. In the file, set sampler= of argosy.Search.",
     "run --sampler x study.py": "choose samples with Member.subset. Remove it.",
     "run --resume study.py": "--resume: the same call on the same directory resumes the run. Remove it.",
+    "resume runs/x": "No such command 'resume'. Use argosy run or argosy tune; the same command also resumes.",
+    "train study.py": "No such command 'train'. Use argosy run or argosy tune; the same command also resumes.",
     "status runs/x --wiat": "--wiat (did you mean --wait?)",
     "clone runs/x a b --st optimizer.lr=1": "--st (did you mean --set?)",
     "simulate --polcy all table.csv": "--polcy (did you mean --policy?)",
@@ -297,7 +299,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("words", FLAGS)
-def test_an_unknown_flag_gets_the_near_one_or_where_it_belongs(
+def test_an_unknown_flag_or_command_gets_the_near_one_or_where_it_belongs(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from argosy.cli.app import main

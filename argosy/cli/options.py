@@ -67,6 +67,8 @@ OF_FILES = {
     "search_file": {"argosy.Search": f"{OWNERS['argosy.tune']} {OF_SEARCHES}", **OF_MEMBERS},
 }
 """By argument of a command: classes that its file uses, with their keywords."""
+TO_TRAIN = {"train", "fit", "start", "resume", "continue"}
+"""Commands of other tools for what `run` and `tune` do."""
 
 
 class Commands(TyperGroup):
@@ -74,6 +76,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
+        if args[0] in TO_TRAIN:
+            ctx.fail(f"No such command {args[0]!r}. Use argosy run or argosy tune; the same command also resumes.")
         resolved: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
         name, command, words = resolved
         if not sys.stdout.isatty():
