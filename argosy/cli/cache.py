@@ -37,6 +37,7 @@ def cache(
     ]
     choices = [*choices_folder().glob("*.json")]
     if clear:
+        kept.delete_abandoned()
         for entry in entries:
             kept.discard(entry.folder)
         for file in choices:

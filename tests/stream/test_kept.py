@@ -443,10 +443,14 @@ def test_without_a_budget_nothing_is_added_and_nothing_goes() -> None:
 
 def test_the_command_lists_what_is_kept_and_deletes_it(tmp_path: Path) -> None:
     fill(opened(Rows())["train"], "train", np.arange(10), epoch=0)
+    of_a_killed_run = RowCache().folder / ".1"
+    of_a_killed_run.mkdir()
+    os.utime(of_a_killed_run, (0, 0))
     for words, key in ([], "kept"), (["--clear"], "deleted"):
         (row,) = json.loads(forked.command(tmp_path, ["cache", *words, "--json"]).stdout)[key]
         assert (row["dataset"], row["samples"], row["of"]) == ("test_kept.Rows", 10, LENGTH)
     assert forked.command(tmp_path, ["cache"]).stdout.startswith("No samples are kept in ")
+    assert not of_a_killed_run.exists()
 
 
 def test_two_processes_build_one_file() -> None:

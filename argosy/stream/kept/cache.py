@@ -204,9 +204,7 @@ class RowCache:
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         entries = self.entries()
-        for folder in self.folder.glob(".*"):
-            if is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        self.delete_abandoned()
         taken = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // DISK_DIVISOR
@@ -218,6 +216,12 @@ class RowCache:
                 self.discard(entry.folder)
                 taken -= entry.bytes
         return max(min(wanted, most - taken), 0)
+
+    def delete_abandoned(self) -> None:
+        """Delete temporary folders of processes that were killed, such as a half-read stream."""
+        for folder in self.folder.glob(".*"):
+            if is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
         """Delete rows from the cache. Processes that have them open can still use them."""
