@@ -387,6 +387,15 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         patch.chdir(outside)  # messages are shown relative to it
 
 
+def beside_code() -> None:
+    """Start a run over in the folder of a study file."""
+    folder = Path("experiment")
+    folder.mkdir()
+    (folder / "journal.jsonl").touch()
+    (folder / "study.py").touch()
+    argosy.train(study(), directory=folder, launcher="inline", fresh=True)
+
+
 def followed() -> None:
     """Reuse the choices of a run with a different number of threads."""
     run()
@@ -440,6 +449,7 @@ CASES = {
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
     "fresh=True in the working directory": in_place,
+    "fresh=True in the folder of a study file": beside_code,
     "a new member with the name of a removed member": left_out,
     "a new member with the name of a trial": like_a_trial,
     "a new member with the name of another in upper case, on a disk that does not distinguish the two": one_folder,

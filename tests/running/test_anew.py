@@ -246,7 +246,10 @@ def test_a_run_in_the_working_directory_is_not_moved(tmp_path: Path, monkeypatch
     train(asked(epochs=1), Path())
     with pytest.raises(RunError, match="is the working directory"):
         train(asked(), Path(), fresh=True)
-    assert Path("study.py").exists()
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(RunError, match=r"contains study\.py: starting over would move"):
+        train(asked(), tmp_path, fresh=True)
+    assert (tmp_path / "study.py").exists()
 
 
 def test_a_run_at_work_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,17 +22,20 @@ __all__ = ["make_began_anew", "set_members_aside", "set_run_aside"]
 def set_run_aside(directory: Path) -> Path | None:
     """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …; returns the new path.
 
-    Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed or
-    contains the working directory.
+    Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed,
+    or contains the working directory or code.
     """
     directory = directory.absolute()
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return None
+    what = [f"contains {file.name}" for ending in ("py", "ipynb") for file in directory.glob(f"*.{ending}")]
     if Path.cwd().is_relative_to(directory.resolve()):
+        what = ["is the working directory, or a folder above it"]
+    if what:
         raise RunError(
-            f"{directory} is the working directory, or a folder above it: starting over would move all that is in it to "
-            f"{_free_name(directory).name}. Choose a directory for the run alone, or call from another folder."
+            f"{directory} {what[0]}: starting over would move all that is in it to {_free_name(directory).name}. Choose a directory "
+            "for the run alone, and call from a folder outside of it."
         )
     make_own_directory(directory)
     with contextlib.suppress(FileNotFoundError), Lock(directory / "run.lock"):
