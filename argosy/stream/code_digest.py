@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from argosy.errors.traces import USER_ERRORS
 from argosy.readings import (
     PLAIN,
     closure_variables,
@@ -115,7 +116,9 @@ class _PartWriter:
     def _function(self, function: types.FunctionType) -> str:
         instructions = instructions_of(function.__code__)
         # What a function sets itself changes with its calls, so it is no part of its code.
-        stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+        set_globals = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
+        set_cells = {i.argval for i in instructions if i.opname == "STORE_DEREF"}
+        stored = set_globals | set_cells
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
         for name in sorted(names & function.__globals__.keys()):
@@ -135,15 +138,18 @@ class _PartWriter:
         self._imports(instructions, function.__globals__, attributes)
         if self.text.whole is not None:
             content.append({name: value for name, value in vars(function).items() if name != "__wrapped__"})
-            content += self._set_earlier({name: {**function.__globals__, **closure}.get(name) for name in stored})
+            # A cell may have the name of a global, as a local variable that a comprehension reads.
+            content += self._set_earlier({name: function.__globals__.get(name) for name in set_globals})
+            content += self._set_earlier({name: closure.get(name) for name in set_cells})
         return self.text.join(content)
 
     def _set_earlier(self, variables: dict[str, Any]) -> Iterator[Any]:
         """Yield what functions have set these variables to, such as a table read from a file before the first sample, if it can be read."""
         for name, value in sorted(variables.items()):
             if value is not None:
-                with contextlib.suppress(UnreadableContent):
-                    yield name, self.text.of(value)
+                # In a text of its own: what the value refers to may be unreadable too.
+                with contextlib.suppress(*USER_ERRORS):
+                    yield name, ValueText(self.text.whole, self.text.packages).of(value)
 
     def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
         self._add_global(name, value, namespace)

@@ -730,6 +730,49 @@ def test_a_module_that_is_built_again_is_found(desk: Desk) -> None:
     assert make_key(SimpleNamespace(reader=module)).difference(key.parts) == "compiled_reader (compiled)"
 
 
+STARTED = """
+import torch
+from torch.utils.data import Dataset
+
+start = {start}
+LOADED = None
+
+def opened():
+    generator = (number for number in range(3))
+    return lambda: next(generator)
+
+def nested(depth):
+    return [nested(depth - 1), object] if depth else [0]
+
+def loaded(load):
+    global LOADED
+    LOADED = LOADED or load()
+    return LOADED
+
+class Ranges(Dataset):
+    def __init__(self, name):
+        loaded({{"opened": opened, "nested": lambda: nested(400), "fails": Fails}}[name])
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        start = 10 * index
+        return torch.tensor([loaded(list) is None, *[start + k for k in range(3)]])
+
+class Fails:
+    @property
+    def __dict__(self):
+        raise RuntimeError("no connection")
+"""
+
+
+@pytest.mark.parametrize("name", ["opened", "nested", "fails"])
+def test_what_functions_set_may_be_unreadable_and_have_the_name_of_a_global(desk: Desk, name: str) -> None:
+    desk.write({"started.py": STARTED.format(start=1.0)})
+    key = make_key(desk.module("started").Ranges(name))
+    desk.write({"started.py": STARTED.format(start=2.0)})
+    assert make_key(desk.fresh_module("started").Ranges(name)) == key
+
+
 def test_an_argument_in_the_users_code_is_found(desk: Desk) -> None:
     desk.write(CODE)
     found_out(lambda: desk.module("photos").Photos(1.0), desk.forget, lambda: desk.module("photos").Photos(2.0), KEY)
