@@ -29,8 +29,8 @@ DIFFERS = (
     "from its own generator"
 )
 KEEPS = (
-    "draws random numbers for sample {} when it is first asked for, and keeps the result, which differs between loader workers. Keep "
-    "only what is the same for every seed"
+    "draws random numbers for sample {} when it is first asked for, and not again; what it keeps of them differs between loader workers. "
+    "Keep only what is the same for every seed, name temporary files by tempfile or uuid, and build networks in __init__"
 )
 
 

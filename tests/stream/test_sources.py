@@ -248,7 +248,7 @@ class Keeping(studies.Vectors):
 
 def test_a_dataset_that_keeps_augmented_samples_is_refused() -> None:
     with pytest.raises(
-        StudyError, match=r"Keeping\) draws random numbers for sample 15 when it is first asked for, and keeps"
+        StudyError, match=r"Keeping\) draws random numbers for sample 15 when it is first asked for, and not again"
     ):
         source(Keeping(30, keeps=True))
     assert source(Keeping(30, keeps=False)).length == 30
