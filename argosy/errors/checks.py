@@ -143,9 +143,14 @@ def check_same_classes(train: Any, val: Any) -> None:
 
 
 def _class_names(dataset: Any) -> list[Any]:
-    """Return its ``classes`` if these are distinct names; in some Datasets the attribute holds the class of each sample."""
+    """Return its ``classes`` if these are distinct names that its numbers stand for.
+
+    In some Datasets the attribute holds the class of each sample, and the `target_transform` of torchvision's may number classes otherwise.
+    """
     while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
+    if getattr(dataset, "target_transform", None) is not None:
+        return []
     classes = getattr(dataset, "classes", None)
     names = list(classes) if isinstance(classes, list | tuple) else []
     return names if len({str(one) for one in names}) == len(names) else []

@@ -298,6 +298,16 @@ def test_an_own_generator_of_then_for_few_samples_is_refused_when_they_are_prepa
             fill(here, [6, 7, 8])
 
 
+def test_classes_that_a_target_transform_numbers_may_be_in_another_order() -> None:
+    train, val = studies.Vectors(8), studies.Vectors(8)
+    train.classes, val.classes = ["cat", "dog"], ["dog", "cat"]
+    with pytest.raises(StudyError, match="different classes"):
+        open_sources(Data(train=lambda: train, val=lambda: val), seed=0)
+    val.target_transform = {0: 1, 1: 0}.get
+    assert set(open_sources(Data(train=lambda: train, val=lambda: val), seed=0)) == {"train", "val"}
+    assert Data(train=train, val=val).has_val
+
+
 class Derived(Flips):
     """A dataset that seeds its own generator for each sample with the sample's index."""
 
