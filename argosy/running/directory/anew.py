@@ -29,12 +29,9 @@ def set_run_aside(directory: Path) -> Path | None:
     journal = directory / "journal.jsonl"
     if not journal.exists():
         return None
-    what = [f"contains {file.name}" for ending in ("py", "ipynb") for file in directory.glob(f"*.{ending}")]
-    if Path.cwd().is_relative_to(directory.resolve()):
-        what = ["is the working directory, or a folder above it"]
-    if what:
+    if what := _holds_more(directory):
         raise RunError(
-            f"{directory} {what[0]}: starting over would move all that is in it to {_free_name(directory).name}. Choose a directory "
+            f"{directory} {what}: starting over would move all that is in it to {_free_name(directory).name}. Choose a directory "
             "for the run alone, and call from a folder outside of it."
         )
     make_own_directory(directory)
@@ -77,6 +74,14 @@ def make_began_anew(names: Sequence[str], study: Study, state: RunState, directo
     begun = [name for name in dict.fromkeys(names) if name in state.members]
     places = {name: str(_free_name(directory / "members.old" / name, old="").relative_to(directory)) for name in begun}
     return BeganAnew(members=places) if places else None
+
+
+def _holds_more(directory: Path) -> str:
+    """Return why a directory may hold more than a run; empty if nothing shows it."""
+    if Path.cwd().is_relative_to(directory.resolve()):
+        return "is the working directory, or a folder above it"
+    code = sorted(file.name for ending in ("py", "ipynb") for file in directory.glob(f"*.{ending}"))
+    return f"contains {code[0]}" if code else ""
 
 
 def set_members_aside(states: Iterable[MemberState], directory: Path) -> None:
