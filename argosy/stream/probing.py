@@ -19,7 +19,7 @@ from argosy.stream.padding import unwrap_padding
 from argosy.stream.samples import SamplePreparer, generator_states, sample_error
 from argosy.stream.shards import ShardedStream, name_of
 
-__all__ = ["Facts", "check_draws", "check_same_data", "fingerprint_of", "dataset_length", "probe"]
+__all__ = ["Facts", "check_draws", "check_same_data", "fingerprint_of", "dataset_length", "parts_of", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -89,21 +89,20 @@ def probe(preparing: SamplePreparer, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
     A few samples are prepared twice, in a different order. A difference is an error that names the Dataset: it draws from a generator of its own, or
-    modifies what it holds. So is a sample that draws only the first time. The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept,
-    because their draws may not show.
+    modifies what it holds. So is a sample that draws only the first time. The second time a sample that drew nothing is prepared under another
+    seed, as are all samples of a stream that is not kept, because their draws may not show.
     """
     dataset, split, length = preparing.dataset, preparing.split, dataset_length(preparing)
     layout = _first_layout(preparing, base, length)
     leaves = _leaves_of(preparing, base, layout)
 
-    given = [unwrap_padding(one) for one in (dataset, preparing.then)]
-    outside = [*itertools.chain.from_iterable(map(outside_parts, given))]
+    parts = parts_of(preparing)
 
     def read(index: int, epoch: int = 0) -> _Reading:
         sample = leaves(index, epoch)
         drew = base is not None or preparing.has_drawn(index, epoch)  # `then` may draw in each epoch
         # They are searched for after each sample, because the sample may have made one.
-        return _Reading(sample, drew, own_generator_states(*given, *outside))
+        return _Reading(sample, drew, own_generator_states(*parts))
 
     probes, stream = _probes(dataset, length), isinstance(dataset, ShardedStream) and base is None
     first = {index: read(index) for index in probes}
@@ -181,6 +180,12 @@ def dataset_length(preparing: SamplePreparer) -> int:
             f"Data.{split} is empty: the len() of {type(unwrap_padding(dataset)).__name__} is 0. Add samples to it."
         )
     return length
+
+
+def parts_of(preparing: SamplePreparer) -> list[Any]:
+    """Return what may own generators: the Dataset, `Data.then`, and objects outside of them that their code names."""
+    given = [unwrap_padding(one) for one in (preparing.dataset, preparing.then)]
+    return [*given, *itertools.chain.from_iterable(map(outside_parts, given))]
 
 
 def check_draws(

@@ -20,9 +20,8 @@ from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_of_split
 from argosy.stream.order import Indices, sample_seed
-from argosy.stream.own_generators import outside_parts, own_generators, states_of
-from argosy.stream.padding import unwrap_padding
-from argosy.stream.probing import Facts, check_draws
+from argosy.stream.own_generators import own_generators, states_of
+from argosy.stream.probing import Facts, check_draws, parts_of
 from argosy.stream.samples import SamplePreparer, counting_entropy, format_error, sample_error, seed_everything
 from argosy.stream.shards import ShardedStream
 
@@ -211,10 +210,7 @@ class DatasetSource(Source):
     @cached_property
     def _watched(self) -> list[Any]:
         """Generators that the Dataset and `Data.then` own, from which no sample may draw: the probed ones did not, but others may."""
-        given = [unwrap_padding(one) for one in (self.preparing.dataset, self.preparing.then)]
-        return (
-            [] if self.facts.shards else own_generators(*given, *(part for one in given for part in outside_parts(one)))
-        )
+        return [] if self.facts.shards else own_generators(*parts_of(self.preparing))
 
     @contextlib.contextmanager
     def _watching_generators(self, epoch: int, indices: Indices) -> Iterator[None]:
