@@ -37,9 +37,7 @@ def cache(
     ]
     choices = [*choices_folder().glob("*.json")]
     if clear:
-        kept.delete_abandoned()
-        for entry in entries:
-            kept.discard(entry.folder)
+        kept.clear()
         for file in choices:
             file.unlink(missing_ok=True)
     message = (

@@ -446,11 +446,15 @@ def test_the_command_lists_what_is_kept_and_deletes_it(tmp_path: Path) -> None:
     of_a_killed_run = RowCache().folder / ".1"
     of_a_killed_run.mkdir()
     os.utime(of_a_killed_run, (0, 0))
+    damaged = RowCache().folder / "damaged"
+    damaged.mkdir()
+    (damaged / "rows.bin").write_bytes(b"0")
     for words, key in ([], "kept"), (["--clear"], "deleted"):
         (row,) = json.loads(forked.command(tmp_path, ["cache", *words, "--json"]).stdout)[key]
         assert (row["dataset"], row["samples"], row["of"]) == ("test_kept.Rows", 10, LENGTH)
     assert forked.command(tmp_path, ["cache"]).stdout.startswith("No samples are kept in ")
     assert not of_a_killed_run.exists()
+    assert not damaged.exists()
 
 
 def test_two_processes_build_one_file() -> None:

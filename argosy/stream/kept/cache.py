@@ -217,6 +217,12 @@ class RowCache:
                 taken -= entry.bytes
         return max(min(wanted, most - taken), 0)
 
+    def clear(self) -> None:
+        """Delete all rows, also damaged ones and those of other versions, and what killed processes have left."""
+        self.delete_abandoned()
+        for folder in self.folder.glob("[!.]*"):
+            self.discard(folder)
+
     def delete_abandoned(self) -> None:
         """Delete temporary folders of processes that were killed, such as a half-read stream."""
         for folder in self.folder.glob(".*"):
