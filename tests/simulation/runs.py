@@ -544,7 +544,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (os, "times", lambda: TIMES),
         (os, "getpid", lambda: PID),
         (socket, "gethostname", lambda: HOST),
-        (records, "versions", lambda: VERSIONS),
+        *((where, "versions", lambda: VERSIONS) for where in (records, choices)),
         (lock, "_start_time", lambda pid: BEGUN),
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),

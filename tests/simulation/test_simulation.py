@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from argosy.running.control import choices
 from argosy.running.directory import records
 from simulation.campaign import Covered, played
 from simulation.made import CREDIT_TO_A_BUSY_TRAINER, MADE
@@ -65,7 +66,8 @@ def test_how_its_process_and_machine_are_called_decides_nothing(seed: int, monke
     assert any(fault.kind == "power" for fault in played.happened)
     monkeypatch.setattr(os, "getpid", lambda: 7)
     monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-with-a-long-name")
-    monkeypatch.setattr(records, "versions", dict)
+    for where in (records, choices):
+        monkeypatch.setattr(where, "versions", dict)
     assert play(drawn(seed)).journal == played.journal
 
 
