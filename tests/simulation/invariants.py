@@ -8,7 +8,7 @@ from typing import Any
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.driver import Driver
 from argosy.running.control.legs import Gate, LiveLeg
-from argosy.running.control.members import LEAVING_STATES, State
+from argosy.running.control.members import LEAVING_STATES, Leaving, State
 from argosy.running.directory.journal import read_journal
 from argosy.stream.schedule import section_stop
 from argosy.study import Study
@@ -24,9 +24,9 @@ IN_A_LEG = TO_START | {State.ASSIGNED}
 PLACES = tuple(State)
 
 
-def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
+def agrees(driver: Driver, name: str, leg: LiveLeg | None, leaving: Leaving | None) -> None:
     """Raise AssertionError if a member's state, its leg and the journal contradict each other."""
-    state, leaving = driver.members.state(name), driver.members.leaving_of(name)
+    state = driver.members.state(name)
     if state is not State.REGROUPING:
         assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, but {'in' if leg else 'not in'} a leg"
     if state in TO_START:
@@ -68,8 +68,9 @@ def holds(driver: Driver) -> None:
         return
     names = driver.run.study.names
     assert driver.members.in_states(*PLACES) == list(names), "the member table and the study have different members"
+    leaving = driver.members.leaving
     for name in names:
-        agrees(driver, name, legs.get(name))
+        agrees(driver, name, legs.get(name), leaving.get(name))
 
 
 def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[str]) -> Iterator[str]:

@@ -79,6 +79,7 @@ class Script:
     def __post_init__(self) -> None:
         self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
         self.awaited = {*(fault.at for fault in self.scenario.faults), "round"}
+        self._awaits_words = {at.partition(" ")[0] for at in self.awaited}
         self.moments = [at for at in dict.fromkeys(fault.at for fault in self.scenario.faults) if at in MOMENTS]
         self._numbered = 0
 
@@ -96,11 +97,13 @@ class Script:
 
     def said(self, worker: Any, message: Any, *, before: bool) -> None:
         """Note that a worker is about to send a message, or has sent it."""
-        if fault := self._due(f"say {type(message).__name__}", before=before):
+        if "say" in self._awaits_words and (fault := self._due(f"say {type(message).__name__}", before=before)):
             self._to(worker, fault)
 
     def obeys(self, worker: Any, command: Any, *, before: bool) -> None:
         """Note that a worker is about to obey a command, or has obeyed it."""
+        if "obey" not in self._awaits_words:
+            return
         name = command[0] if isinstance(command, tuple) else type(command).__name__
         if fault := self._due(f"obey {name}", before=before):
             self._to(worker, fault)

@@ -94,22 +94,22 @@ class _Line:
         self._arrives = arrives
         self._last = 0.0
         self._cut = False
-        self._under_way: deque[tuple[float, Any]] = deque()
+        self._under_way: deque[Any] = deque()
 
     def say(self, word: Any) -> None:
         """Send a message."""
         if self._cut:
             return
         world = self.world
-        at = max(world.now + world.random.expovariate(500.0), self._last)
-        self._last = at
-        self._under_way.append((at, word))
-        world.later(at - world.now, self._one)
+        at = world.now + world.random.expovariate(500.0)
+        if at > self._last:
+            self._last = at
+        self._under_way.append(word)
+        world.later(self._last - world.now, self._one)
 
     def _one(self) -> None:
         if self._under_way:
-            _, word = self._under_way.popleft()
-            self._arrives(word)
+            self._arrives(self._under_way.popleft())
 
     def cut(self, *, keeps: int | None) -> None:
         """Send nothing more, and lose all messages under way but the first `keeps`; None keeps all."""
@@ -167,10 +167,11 @@ class _Worker:
 
     def say(self, message: Any) -> None:
         """Send a message to the driver."""
-        self.workers.script.said(self, message, before=True)
+        script = self.workers.script
+        script.said(self, message, before=True)
         self.check()
         self.mouth.say(message)
-        self.workers.script.said(self, message, before=False)
+        script.said(self, message, before=False)
         self.check()
 
     def check(self) -> None:
@@ -181,8 +182,8 @@ class _Worker:
     def wake(self) -> None:
         """Schedule a turn for when the worker is free."""
         if not self._due and self.alive and not self.hung:
-            self._due = True
-            self.world.later(max(self._free_at - self.world.now, 0.0), self._turn)
+            self._due, seconds = True, self._free_at - self.world.now
+            self.world.later(seconds if seconds > 0.0 else 0.0, self._turn)
 
     def _turn(self) -> None:
         self._due = False

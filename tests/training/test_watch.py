@@ -211,7 +211,7 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
     def steps(block: Block) -> bool:
         shown = watched.shown(block, apart=False)
         copied.extend([] if shown is block else [block.place.start])
-        with watched.steps():
+        with watched:
             clock[0] += 50.0
         return watched.restore_if_written(shown, block)
 

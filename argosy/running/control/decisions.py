@@ -101,9 +101,11 @@ class Decisions(DriverPart):
 
     def leaving_verdict(self, name: str) -> Verdict | None:
         """Return the verdict on a member that ends or rests, whose last section, if it has any, is saved; None if it continues."""
-        verdict, member = self.positions.verdict(name), self.state.member(name)
-        settled = member.saved_at_its_end or not member.sections
-        return verdict if verdict.fate is not Fate.GO_ON and settled else None
+        member = self.state.member(name)
+        if member.sections and not member.saved_at_its_end:
+            return None
+        verdict = self.positions.verdict(name)
+        return verdict if verdict.fate is not Fate.GO_ON else None
 
     def undecided(self) -> list[str]:
         """Return members whose last section an earlier driver may have saved without journaling what follows."""

@@ -185,8 +185,8 @@ class Driver(ActingPart):
         self.measurements.measure_unknown()
 
     def _choose_ensemble(self) -> None:
-        judge, study = self.run.ensemble_judge, self.run.study
-        while judge is not None and (decision := judge.decide(self.state, study)) is not None:
+        judge = self.run.ensemble_judge
+        while judge is not None and (decision := judge.decide(self.state, self.run.study)) is not None:
             self.carry_out.record(decision)
 
     def _settle_costs(self) -> None:

@@ -281,11 +281,11 @@ class Faults(ActingPart):
         """Regroup members whose devices wait for each other in vain although all of them are alive."""
         linked_devices: dict[Devices, list[str]] = {}
         for leg in self.legs.live:
-            workers = [*leg.feeders, *leg.devices]
             # A device whose assignment cannot start yet waits for another device.
-            steps = leg.gate is not Gate.REGROUPING and not leg.starting
-            if steps and all(worker in shown for worker in workers):
-                linked_devices |= dict.fromkeys(leg.linked_devices, workers)
+            linked = leg.linked_devices if leg.gate is not Gate.REGROUPING and not leg.starting else []
+            workers = [*leg.feeders, *leg.devices] if linked else []
+            if all(worker in shown for worker in workers):
+                linked_devices |= dict.fromkeys(linked, workers)
         for devices, detail in self.standstills.observe(time.monotonic(), linked_devices, shown):
             self.carry_out.record_loss(f"{devices[0]}/group", detail)
             self.regroup(self.legs.with_worker(devices[0]))

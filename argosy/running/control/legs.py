@@ -218,7 +218,7 @@ class LiveLeg:
     @property
     def certain(self) -> int:
         """The first section in which a member may not continue."""
-        return min([self.free_until[name] for name in self.members], default=self.until)
+        return min([self.free_until[name] for name in self.carriers], default=self.until)
 
     @property
     def horizon(self) -> int | None:

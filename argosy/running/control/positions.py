@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,9 +133,10 @@ class Positions:
         self.job = replace(self.job, study=replace(self.study, members=remaining))
         self.unsettled -= names
 
-    def number(self, name: str) -> int:
-        """Return the index of a member in the study."""
-        return self._order[name]
+    @property
+    def number(self) -> Callable[[str], int]:
+        """Returns the index of a member in the study; a built-in function, as it sorts members in every round."""
+        return self._order.__getitem__
 
     def unfinished(self) -> list[str]:
         """Return the members that have to train further."""

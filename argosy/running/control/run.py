@@ -108,12 +108,12 @@ class Run:
     @property
     def study(self) -> Study:
         """The study, including added members."""
-        return self.positions.study
+        return self.positions.job.study
 
     @property
     def per_epoch(self) -> int:
         """Number of sections per epoch."""
-        return self.positions.study.validations_per_epoch
+        return self.study.validations_per_epoch
 
     def _work_of(self, member: str) -> str:
         return work_digest(self.study.member(member), self.cost_table.measured[member])

@@ -49,7 +49,7 @@ class Metrics:
     """Writes ``metrics.csv`` and ``metrics.jsonl`` of each member, one row a section, a few times a second at most."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self._folder = directory / "members"
         self._noted: dict[str, MemberState] = {}
         """Members with sections that are not in their files yet."""
         self._written: dict[str, int] = {}
@@ -72,7 +72,7 @@ class Metrics:
             if written > len(state.sections):  # a fault has taken some of them back
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
-            folder, written_to = self.directory / "members" / name, open_append if written else replacing
+            folder, written_to = self._folder / name, open_append if written else replacing
             if not written:
                 self._columns[name] = _columns(rows)
             columns = self._columns[name]

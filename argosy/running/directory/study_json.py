@@ -172,17 +172,25 @@ def write_json(path: Path, value: Any) -> None:
 def _format_json(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield JSON with one line for each key of the outer dictionaries. The text of many members is never in memory as a whole."""
     if not isinstance(value, dict) or not value:
-        yield json.dumps(value)
+        yield _format_item(value)
         return
     margin, opening = "  " * depth, "{"
     if depth + 1 == LINES_DEEP:
-        yield opening + ",".join([f"\n{margin}  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()])
+        yield opening + ",".join([f"\n{margin}  {_format_key(k)}: {_format_item(item)}" for k, item in value.items()])
     else:
         for key, item in value.items():
-            yield f"{opening}\n{margin}  {json.dumps(key)}: "
+            yield f"{opening}\n{margin}  {_format_key(key)}: "
             yield from _format_json(item, depth + 1)
             opening = ","
     yield f"\n{margin}}}"
+
+
+_format_key = functools.lru_cache(maxsize=1000)(json.dumps)
+"""Cached, because all members have the same keys."""
+
+
+def _format_item(value: Any) -> str:
+    return "null" if value is None else json.dumps(value)  # most fields of a member are not set
 
 
 def describe(member: Member, shapes: str | None) -> dict[str, Any]:

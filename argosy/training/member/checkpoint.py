@@ -224,6 +224,9 @@ class _PlainConverter:
         if isinstance(value, np.ndarray):
             tensor = torch.from_numpy(value.copy())
             return value if self.host is None else tensor
+        if isinstance(value, list | tuple | set):  # before mappings, whose check takes longest
+            kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+            return kind(self.plain(item, (where, number)) for number, item in enumerate(value))
         if isinstance(value, Mapping):
             if any(isinstance(key, torch.Tensor) for key in value):
                 raise CheckpointError(
@@ -236,9 +239,6 @@ class _PlainConverter:
             if isinstance(value, Counter):  # for example a schedule's milestones
                 return Counter(copied)
             return OrderedDict(copied) if isinstance(value, OrderedDict) else copied
-        if isinstance(value, list | tuple | set):
-            kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
-            return kind(self.plain(item, (where, number)) for number, item in enumerate(value))
         raise CheckpointError(
             f"{_format_where(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint may contain "
             "only tensors, numbers, strings and containers of these. Keep other objects out of state_dict()."

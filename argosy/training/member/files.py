@@ -6,6 +6,7 @@ has journaled a file.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -180,12 +181,13 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 def settle_links(folder: Path, saved: Checkpoint) -> None:
     """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights up to it."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
-        if file is not None and not _links_to(place := folder / name, file) and (folder / file).exists():
-            checkpoint.link(place, file)
+        link = f"{folder}/{name}"  # a path of its own is made only where it is needed: this happens in every section
+        if file is not None and not _links_to(link, file) and os.path.exists(f"{folder}/{file}"):  # noqa: PTH110
+            checkpoint.link(folder / name, file)
 
 
-def _links_to(link: Path, file: str) -> bool:
+def _links_to(link: str, file: str) -> bool:
     try:
-        return str(link.readlink()) == file
+        return os.readlink(link) == file  # noqa: PTH115
     except OSError:
         return False  # it does not exist, or is no link

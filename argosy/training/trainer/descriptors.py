@@ -4,8 +4,8 @@ import gc
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 __all__ = ["Descriptors"]
 
@@ -24,12 +24,11 @@ class Descriptors:
         self.left: Counter[str] = Counter()
         """Number of files that each member's own code has left open."""
 
-    @contextmanager
-    def counted(self, name: str) -> Iterator[None]:
-        """Count files that a member's code leaves open inside."""
+    def counted(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run a piece of a member's code, and count files that it leaves open."""
         before = lowest_free()
         try:
-            yield
+            return action()
         finally:
             self.left[name] += lowest_free() - before
 

@@ -65,9 +65,8 @@ class Guard:
         With `again`, retry it after it ran out of memory, if a killed process has freed memory since.
         """
         try:
-            with self._files.counted(name):
-                done = action()
-                self.wait_if_careful()
+            done = self._files.counted(name, action)
+            self.wait_if_careful()
         except (DiskError, WorkerError):
             raise
         except USER_ERRORS as error:  # boundary to a member's code

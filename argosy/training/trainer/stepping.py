@@ -132,7 +132,7 @@ class Stepping:
 
     def _step_half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
-        with self._heartbeat.busy(f"training {instance.description}"), instance.watch.steps():
+        with self._heartbeat.busy(f"training {instance.description}"), instance.watch:
             done = self._guard(instance.names[0], half)
         if move is Move.FINISH and done:
             self._stepped(instance)
@@ -170,7 +170,7 @@ class Stepping:
         shown = instance.watch.shown(block, apart=instance.assignment[0].live.backend.apart)
         steps = partial(self._step, instance, shown, called) if trains else partial(instance.evaluate, shown, called)
         compiles = instance.kind == "compiled"  # compilation happens in the middle of a step
-        with self._heartbeat.busy(f"training {instance.description}", opaque=compiles), instance.watch.steps():
+        with self._heartbeat.busy(f"training {instance.description}", opaque=compiles), instance.watch:
             if instance.together:
                 through = self._step_several(instance, steps)
             else:

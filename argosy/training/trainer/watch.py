@@ -7,8 +7,7 @@ they are as fast as reading their samples. If the copy differs from the block af
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +38,7 @@ class InputWatch:
     """The first block since the last comparison that was not compared."""
     compared_from: Place | None = None
     """The first block from which on all blocks were compared, and found unchanged."""
+    _began: float = 0.0
     _copying: float = 0.0
     """CPU seconds of the last copy."""
     _before: list[Tensor] | None = None
@@ -62,14 +62,12 @@ class InputWatch:
         self._copying = time.thread_time() - started
         return shown
 
-    @contextmanager
-    def steps(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Time the instance's steps inside."""
-        started = time.thread_time()
-        try:
-            yield
-        finally:
-            self.stepping_seconds += time.thread_time() - started
+        self._began = time.thread_time()
+
+    def __exit__(self, *error: object) -> None:
+        self.stepping_seconds += time.thread_time() - self._began
 
     def restore_if_written(self, shown: Block, block: Block) -> bool:
         """Return whether the instance has detectably written into the block that it was `shown`; if so, restore the block."""
