@@ -386,6 +386,10 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
 
     Raises StudyError if the name is ambiguous, because optimising in the wrong direction would go unnoticed.
     """
+    if not isinstance(metric, str):
+        raise StudyError(
+            f"{owner}: the metric is {describe_value(metric)}; it must be the name of a history column, such as 'val_loss'."
+        )
     if mode is not None:
         check_choice(f"{owner}: mode", mode, ("min", "max"))
         return mode
