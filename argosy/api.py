@@ -15,6 +15,7 @@ from argosy.described import document_keywords
 from argosy.disk.files import user_path
 from argosy.disk.scratch import scratch
 from argosy.errors import DiskError, PlanError, RunError, StudyError
+from argosy.errors.checks import describe_value
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean, known_keywords
 from argosy.errors.system import explain_refusals
@@ -113,6 +114,7 @@ def train(
     MemberError then names all of them. If the first three fail in the same way, a MemberError ends the run at once.
     """
     settings = _from_arguments(Settings, locals())  # locals() holds only the arguments yet
+    _check_study("argosy.train", study)
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
     folder = Path("runs", _script()) if directory is None else user_path(directory)
@@ -128,6 +130,14 @@ def train(
 def _from_arguments(kind: type[T], arguments: Mapping[str, Any]) -> T:
     """Return `Settings` or a `Search` from the arguments of a call, which have the names of its fields."""
     return kind(**{one.name: arguments[one.name] for one in fields(kind)})
+
+
+def _check_study(function: str, study: Any) -> None:
+    if not isinstance(study, Study):
+        fix = (
+            "Pass it to argosy.tune." if isinstance(study, Search) else "Pass argosy.Study(data=data, members=members)."
+        )
+        raise StudyError(f"{function} was given {describe_value(study)}; it must be an argosy.Study. {fix}")
 
 
 def _script() -> str:
@@ -348,6 +358,7 @@ def plan(study: Study, *, launcher: Launcher | str = "processes", **settings: An
     `launcher` and `settings` are those of `argosy.train`. A run of the same study and settings starts with this plan. Members that wait, and
     members left behind when others stop, are placed during the run.
     """
+    _check_study("argosy.plan", study)
     with _measuring_only(study, Settings(**settings), _launcher(launcher)) as measured:
         return first_plan(*measured)
 

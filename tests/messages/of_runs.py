@@ -407,6 +407,7 @@ CASES = {
     "no temporary folder that can be written": without_a_temporary_folder,
     "a run that reuses choices of a run with a different number of threads": followed,
     "an unknown launcher": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
+    "members instead of a study": lambda: argosy.train(list(study().members), directory=RUN),  # type: ignore[arg-type]
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
     "a figure without matplotlib": without_matplotlib,
     "a figure of a metric that no member reports": lambda: run().plot("val_los"),

@@ -176,6 +176,9 @@ CASES = {
         {"width": CategoricalDistribution([1, 2])}, scheduler="pbt"
     ),
     "generations without a population": lambda: tune(epochs_per_generation=2),
+    "a search in place of a study": lambda: argosy.plan(
+        argosy.Search(build=build, space=SPACE, data=VALIDATED, max_epochs=1)  # type: ignore[arg-type]
+    ),
     "a grid over a space that is a function": lambda: tune(lambda trial: None, scheduler="grid"),
     "a grid over a continuous range": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
     "an unknown scheduler": lambda: tune(scheduler="best"),
