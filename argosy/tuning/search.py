@@ -70,7 +70,8 @@ class Search:
     """Order of Hyperband's brackets: ``together``, all on one stream, or ``in-turn``, one after another starting with the longest trials, so that
     a sampler learns from earlier brackets. ``in-turn`` is the default if the sampler learns."""
     at_once: int | None = None
-    """Largest number of trials that train at the same time; the next ones start when others rest or end. If the sampler learns: number of
+    """Largest number of trials that train at the same time; the next ones start when others rest or end. Those that Hyperband promotes
+    together, and all of a population after its first generation, train together even if they are more. If the sampler learns: number of
     trials that are asked for together; the next ones follow when all of these rest or have ended."""
     objective: str | Mapping[str, Mode] = ""
     """The metric that ranks trials, by its best section; by default ``val_loss``, or ``train_loss`` without validation data. Or several
@@ -215,10 +216,11 @@ class Search:
                 f"warm=False retrains trials from scratch at each rung, but scheduler {self.scheduler!r} has no "
                 f"rungs. Choose one of {', '.join(RUNGS)}, or remove warm."
             )
-        if self.epochs_per_generation != 1 and self.scheduler != "pbt":
-            raise StudyError(
-                f"epochs_per_generation is only for scheduler 'pbt', and scheduler is {self.scheduler!r}. Remove it."
-            )
+        for name, default, scheduler in (("epochs_per_generation", 1, "pbt"), ("brackets", None, "hyperband")):
+            if getattr(self, name) != default and self.scheduler != scheduler:
+                raise StudyError(
+                    f"{name} is only for scheduler {scheduler!r}, and scheduler is {self.scheduler!r}. Remove it."
+                )
         if self.scheduler == "pbt" and callable(self.space):
             raise StudyError(
                 "scheduler 'pbt' needs a space of named distributions, but space is a function. Pass a dictionary."

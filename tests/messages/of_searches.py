@@ -179,6 +179,7 @@ CASES = {
     "a search in place of a study": lambda: argosy.plan(
         argosy.Search(build=build, space=SPACE, data=VALIDATED, max_epochs=1)  # type: ignore[arg-type]
     ),
+    "brackets of another scheduler": lambda: tune(scheduler="asha", brackets="in-turn"),
     "a grid over a space that is a function": lambda: tune(lambda trial: None, scheduler="grid"),
     "a grid over a continuous range": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
     "an unknown scheduler": lambda: tune(scheduler="best"),
