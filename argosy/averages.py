@@ -16,7 +16,7 @@ __all__ = ["EMA", "SWA", "Average", "LastK", "check_average"]
 @dataclass(frozen=True, slots=True)
 class EMA:
     """Exponential moving average of the weights: after each step, ``average += (1 - decay) * (weights - average)`` (Polyak and Juditsky
-    1992; `torch.optim.swa_utils.get_ema_multi_avg_fn`)."""
+    1992; `torch.optim.swa_utils.get_ema_multi_avg_fn`). It begins with the weights after the first step."""
 
     decay: float = 0.999
     """Share of the old average that a step keeps, below 1; 0.999 averages roughly the last thousand steps."""
