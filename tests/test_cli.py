@@ -79,6 +79,8 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x", "--verbose").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
     assert "unknown tracker 'comet'" in untracked.stderr
+    elsewhere = argosy(folder, "run", "study.py", "--address", "ray://head:10001", code=2)
+    assert "Add --launcher ray, or omit --address." in elsewhere.stderr
 
 
 def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Path) -> None:

@@ -336,6 +336,10 @@ def _launcher(
     name: str, place: JobPlace | None = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
     """Open a launcher; processes start early, so that they import torch while this process imports the study."""
+    if address is not None and name != "ray":
+        raise PlanError(
+            f"--address {address} is that of a Ray cluster, but the launcher is {name!r}. Add --launcher ray, or omit --address."
+        )
     if place is not None and place.nodes > 1:
         from argosy.running.hosts.agents import Agents
 

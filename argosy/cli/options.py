@@ -51,7 +51,10 @@ LauncherName = Annotated[
 ]
 Address = Annotated[
     str | None,
-    typer.Option(help="Address of the Ray cluster: auto, ray://host:10001 or local.", rich_help_panel=SEVERAL_NODES),
+    typer.Option(
+        help="Address of the Ray cluster of --launcher ray: auto, ray://host:10001 or local.",
+        rich_help_panel=SEVERAL_NODES,
+    ),
 ]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="Send metrics to tensorboard, mlflow, wandb or trackio; repeatable.")

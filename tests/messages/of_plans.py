@@ -184,6 +184,7 @@ CASES = {
     "a profile of an incompatible version": damaged,
     "profiles without a member of the study": carried,
     "a member that fails while being measured": measured_but_for_one,
+    "the address of a Ray cluster without the launcher": lambda: cli._launcher("auto", address="auto").__enter__(),
     "profiles without --cluster": lambda: cli.plan(Path("study.py"), profiles=Path("profiles.json")),
     "an output file in a folder that does not exist": lambda: cli.profile(
         Path("study.py"), out=Path("nowhere/profiles.json")

@@ -215,7 +215,7 @@ CASES = {
     "an objective that a member does not report": lambda: study(data=VALIDATED, objective="val_f1"),
     "a member that is not in the study": lambda: study().member("mpl"),
     "a stopping rule for a misspelt metric": lambda: argosy.Plateau("val_acuracy", patience=3),
-    "a stopping rule without a metric": lambda: argosy.Plateau(None, patience=3),  # type: ignore[arg-type]
+    "a stopping rule without a metric": lambda: argosy.Plateau(3, patience=3),  # type: ignore[arg-type]
     "a stopping rule that returns whether to stop": lambda: trained(studies.member("mlp"), stop=Flag()),
     "a stopping rule that counts sections by itself": lambda: trained(studies.member("mlp"), stop=Counting()),
     "rules combined by a word of Python": lambda: argosy.MaxEpochs(9) or argosy.Plateau("val_loss"),
