@@ -267,6 +267,10 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
         by_name = {str(name): _as_numeric(rows_of(f"table: column {name!r}", source[name])) for name in _names(source)}
     if not by_name or not len(next(iter(by_name.values()))):
         raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
+    if len(lengths := {len(column) for column in by_name.values()}) > 1:
+        raise StudyError(
+            f"table: its columns have {', '.join(map(str, sorted(lengths)))} rows; all must have the same number of rows."
+        )
     return by_name
 
 

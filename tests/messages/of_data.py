@@ -180,6 +180,7 @@ CASES = {
     "a file of JSON lines that does not exist": lambda: data.json_lines("lines.jsonl", make=dict),
     "an empty file of JSON lines": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
     "a table file that does not exist": lambda: data.table("table.csv", target="y"),
+    "a table whose columns differ in length": lambda: data.table({"x": [1, 2], "y": [1, 0, 1]}, target="y"),
     "a table without rows": lambda: data.table(written("table.csv", "x,y\n"), target="y"),
     "a table with a short line": lambda: data.table(written("table.csv", "x,y\n1,2\n3\n"), target="y"),
     "a table without the target": lambda: data.table(written("table.csv", "x,y\n1,2\n"), target="z"),
