@@ -36,7 +36,7 @@ class Server(ForkServer):
     def __init__(self) -> None:
         channel, self.far_end = Peer.pair()
         self.kills: list[str] = []
-        process = SimpleNamespace(pid=os.getpid(), kill=partial(self.kills.append, "kill"))
+        process = SimpleNamespace(pid=os.getpid(), kill=partial(self.kills.append, "kill"), returncode=-signal.SIGKILL)
         super().__init__(process, channel, io.BytesIO())  # type: ignore[arg-type]
         self.asked: list[str] = []
         """Ids of the requested workers."""
@@ -100,6 +100,21 @@ def test_a_worker_whose_start_was_never_told_is_lost_with_the_server(
     servers[0].die()
     assert lost(workers) == 1
     assert len(servers) == 2
+
+
+@pytest.mark.parametrize(
+    ("pid", "words"), [(None, "the fork server ended before it could start"), (7, "it ended with the fork server")]
+)
+def test_how_the_server_ended_is_told(
+    workers: ProcessWorkers, servers: list[Server], pid: int | None, words: str
+) -> None:
+    """A server that the kernel ended says nothing by itself."""
+    if pid is not None:
+        servers[0].tell(servers[0].asked[0], pid, None)
+        workers.receive(0.02)
+    servers[0].die()
+    [(_, loss)] = [message for _ in range(5) for message in workers.receive(0.02)]
+    assert loss.detail.startswith(f"{words}: it was ended by SIGKILL (the kernel does that when memory runs out)")
 
 
 def test_workers_are_lost_with_the_server_though_another_process_holds_their_connections_open(

@@ -295,7 +295,9 @@ class ProcessWorkers:
                 if status is None:
                     worker.pid = pid
                 else:
-                    self._ended(worker, status if isinstance(status, str) else _describe_exit(status))
+                    self._ended(
+                        worker, status if isinstance(status, str) else _describe_exit(os.waitstatus_to_exitcode(status))
+                    )
         except EOFError:
             self._replace_server()
 
@@ -315,12 +317,14 @@ class ProcessWorkers:
     def _replace_server(self) -> None:
         """Start another fork server; the kernel's tie has ended every worker with the last one."""
         self.selector.unregister(self.server.channel)
-        reason = self._close_server()
+        reason = self._close_server() or _describe_exit(self.server.process.returncode)
         self.server = ForkServer.start()
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._handle_server)
-        never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
         for worker in list(self.workers.values()):
-            self._ended(worker, never if worker.pid is None else "it ended with the fork server")
+            how = (
+                "the fork server ended before it could start" if worker.pid is None else "it ended with the fork server"
+            )
+            self._ended(worker, f"{how}: {reason}")
 
     def _close_server(self) -> str:
         """Close the fork server, and log its standard error with the workers' logs.
@@ -399,8 +403,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _describe_exit(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"it ended with exit code {code}"
     hint = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
