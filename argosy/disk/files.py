@@ -20,6 +20,7 @@ from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 
 __all__ = [
+    "NO_LINKS",
     "open_append_descriptor",
     "append_flushed",
     "open_append",
@@ -44,6 +45,8 @@ PASSING = stat.S_IXGRP | stat.S_IXOTH
 """Permissions that other users need to reach the contents of a directory."""
 FOLDERS = ("commands", "members", "workers")
 """Folders of a run directory whose files determine what a run does."""
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems without links."""
 LONGEST_LINE = 2**26
 """Most bytes of a line in a journal."""
 
@@ -208,6 +211,11 @@ def flush(path: Path, how: Callable[[int], int | None]) -> int | None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return how(descriptor)
+    except OSError as error:
+        # Some file systems flush no folders, only files.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+        return None
     finally:
         os.close(descriptor)
 

@@ -242,6 +242,12 @@ def without_locks(patch: pytest.MonkeyPatch) -> None:
     run()
 
 
+def without_symbolic_links(patch: pytest.MonkeyPatch) -> None:
+    """Train on a file system without symbolic links."""
+    patch.setattr(Path, "symlink_to", refuses(errno.EPERM))
+    run()
+
+
 def without_memory_files(patch: pytest.MonkeyPatch, number: int) -> None:
     """Refuse shared memory."""
     patch.setattr(os, "memfd_create", refuses(number))
@@ -487,6 +493,7 @@ CASES = {
     "a journal whose sample counts differ from study.json": other_lengths,
     "a study.json that cannot be read": unreadable_study,
     "a file system without locks": without_locks,
+    "a file system without symbolic links": without_symbolic_links,
     "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),
     "too many open files": lambda patch: without_memory_files(patch, errno.EMFILE),
     "a file size limit": small_memory_files,

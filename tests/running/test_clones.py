@@ -1,7 +1,9 @@
 """Tests that members can be cloned in a live run with other hyper-parameters, from scratch or from the weights of their source."""
 
 import dataclasses
+import errno
 import json
+import os
 import re
 import shutil
 from functools import partial
@@ -211,9 +213,17 @@ def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
     assert found is not None and [*found["members"]] == ["one", "two", "later", "last"]
 
 
+@pytest.mark.parametrize("refusal", [0, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
+    """It gets a copy on a file system without hard links, which refuses them with one of these errors."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    if refusal:
+        monkeypatch.setattr(os, "link", refuse)
     run, asked = tmp_path / "run", study()
     asking(monkeypatch, run, command("warm", warm=True, optimizer__lr=0.2))
     argosy.train(asked, directory=run, launcher="inline", checkpoint_seconds=1e-9, numerics="exact")

@@ -106,6 +106,32 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         argosy.train(studies.study(), directory=tmp_path, launcher="inline")
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_symbolic_links_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    with pytest.raises(RunError, match=r"on a file system without symbolic links .*Choose a directory on another disk"):
+        argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+    assert not list(tmp_path.glob(".run.lock*"))
+
+
+def test_a_file_system_that_flushes_no_folders_takes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def flush_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush_files)
+    report = argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
+    assert report.status == "done"
+
+
 def test_a_clock_that_is_set_makes_no_stranger_of_a_driver(tmp_path: Path) -> None:
     """The lock identifies its holder by values that do not change when the clock is set."""
     with Lock(tmp_path / "run.lock"):

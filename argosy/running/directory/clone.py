@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from argosy.bindings import rebind
-from argosy.disk.files import flush, make_folder, open_plain, replacing
+from argosy.disk.files import NO_LINKS, flush, make_folder, open_plain, replacing
 from argosy.errors import RunError, StudyError
 from argosy.errors.spelling import did_you_mean
 from argosy.protocol.events import Checkpoint, Cloned
@@ -104,7 +104,9 @@ def link_checkpoint(directory: Path, cloned: Cloned) -> None:
     (folder / name).unlink(missing_ok=True)
     try:
         os.link(source_folder / name, folder / name)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
         with open_plain(source_folder / name) as file, replacing(folder / name, durable=True) as copy:
-            shutil.copyfileobj(file, copy)  # a file system without links
+            shutil.copyfileobj(file, copy)
     flush(folder, os.fsync)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from argosy.disk.files import check_directory, open_append_descriptor, open_plain, read_lines
+from argosy.disk.files import NO_LINKS, check_directory, open_append_descriptor, open_plain, read_lines, unfinished_name
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 
@@ -100,6 +100,7 @@ class Lock:
                 undone.callback(os.close, self.descriptor)
                 self._wait()
                 if self._is_in_place():
+                    self._check_links()
                     os.ftruncate(self.descriptor, 0)
                     signature = f"{os.getpid()} {socket.gethostname()} {_start_time(os.getpid())}"
                     os.pwrite(self.descriptor, signature.encode(), 0)
@@ -118,6 +119,20 @@ class Lock:
             return os.path.samestat(os.fstat(self.descriptor), self.path.stat())
         except FileNotFoundError:
             return False
+
+    def _check_links(self) -> None:
+        """Raise RunError before anything trains if the file system has no symbolic links, as many network and USB disks."""
+        link = unfinished_name(self.path)
+        try:
+            link.symlink_to(self.path.name)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise RunError(
+                f"{self.path.parent} is on a file system without symbolic links ({error.strerror}), by which a run names "
+                "the newest and best weights of each member. Choose a directory on another disk."
+            ) from error
+        link.unlink()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
