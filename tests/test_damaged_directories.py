@@ -1,6 +1,7 @@
 """Tests that damaged, foreign, newer and missing run directories give one sentence, and that no file in them changes."""
 
 import errno
+import hashlib
 import json
 import shlex
 import shutil
@@ -204,6 +205,26 @@ def test_a_clone_or_trial_without_a_sound_checkpoint_is_not_advised_to_start_ove
     ):
         with pytest.raises(CheckpointError, match=r"start over with fresh=True \(--fresh\), which keeps"):
             resume_points([clone], tmp_path, search=search)
+
+
+def test_missing_best_weights_are_told_when_a_run_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "members" / "one"
+    folder.mkdir(parents=True)
+    saved = Checkpoint(
+        file="e0002-s0000000.pt",
+        sha256=hashlib.sha256(b"").hexdigest(),
+        epoch=2,
+        section=0,
+        position=0,
+        carried=0,
+        best="best-e0001.0.pt",
+    )
+    (folder / saved.file).touch()
+    state = MemberState("one", saved=[saved])
+    (note,) = resume_points([state], tmp_path)["one"].notes
+    assert note.startswith("its best weights, best-e0001.0.pt, do not exist")
+    (folder / "best-e0001.0.pt").touch()
+    assert resume_points([state], tmp_path)["one"].notes == ()
 
 
 def refuse(_: Path) -> str:

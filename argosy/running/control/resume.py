@@ -89,6 +89,10 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
                 )
             continue
         if proved or sha256_of(path) == saved.sha256:
+            if not proved and saved.best is not None and not (folder / saved.best).is_file():
+                notes.append(
+                    f"its best weights, {saved.best}, do not exist: restore a copy, unless a later section is better"
+                )
             return _point(state, saved, notes)
         notes.append(f"checkpoint {saved.file} is damaged and was skipped")
     return _point(state, None, notes)
