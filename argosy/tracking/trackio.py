@@ -1,7 +1,9 @@
 """Trackio: a run for each member in the project ``argosy``, grouped by study; look with ``trackio show --project argosy``."""
 
 import hashlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import Context
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,19 @@ from typing import Any
 import trackio
 
 __all__ = ["Trackio"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Trackio from printing, for which it has no setting; redirecting `sys.stdout` would take the output of other threads too."""
+    modules = [vars(sys.modules[name]) for name in ("trackio", "trackio.run", "trackio.utils")]
+    for module in modules:
+        module["print"] = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module["print"]
 
 
 class Trackio:
@@ -32,17 +47,18 @@ class Trackio:
         # Trackio identifies a run by its name, and another run directory may have members with the same names.
         digest = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:6]
         # Each run needs its own context, because Trackio ends the run in the current context when it starts another one.
-        self._runs[member] = Context().run(
-            trackio.init,
-            project=self._project,
-            name=f"{member}-{digest}",
-            group=self._group,
-            config=dict(hyperparameters),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        with _quiet():
+            self._runs[member] = Context().run(
+                trackio.init,
+                project=self._project,
+                name=f"{member}-{digest}",
+                group=self._group,
+                config=dict(hyperparameters),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """Log the figures with the step."""
@@ -50,4 +66,5 @@ class Trackio:
 
     def end(self, member: str, status: str) -> None:
         """Finish the member's run."""
-        self._runs.pop(member).finish()
+        with _quiet():
+            self._runs.pop(member).finish()
