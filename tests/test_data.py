@@ -588,3 +588,29 @@ def test_features_are_the_networks_outputs_in_place_of_inputs() -> None:
     assert (y, len(found), x.requires_grad) == (5, 6, False)
     with pytest.raises(StudyError, match="must be a network"):
         argosy.data.features(Pictures(), len)  # type: ignore[arg-type]
+
+
+def test_a_query_is_told_to_be_read_and_a_column_of_polars_is_read() -> None:
+    class Query(dict[str, Any]):
+        columns = ("a", "y")
+
+        def collect(self) -> None: ...
+
+    class Series(list[float]):
+        null_count = 0
+
+        def to_arrow(self) -> Any:
+            return np.array(self)
+
+    member = argosy.Member("one", model=partial(nn.Linear, 2, 2), optimizer=torch.optim.SGD, batch_size=2)
+    for read in (
+        partial(argosy.data.table, target="y"),
+        lambda query: argosy.data.columns(query, "a"),
+        lambda query: argosy.fit(query, [0, 1], member),
+        lambda query: argosy.Classifier().fit(query, [0, 1]),
+    ):
+        with pytest.raises(
+            StudyError, match=r"is an instance of Query, whose rows are not in memory\. Pass its collect\(\)\."
+        ):
+            read(Query())
+    assert argosy.data.columns({"a": Series([1.0, 2.0])}, "a")[0].tolist() == [1.0, 2.0]

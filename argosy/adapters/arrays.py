@@ -16,7 +16,7 @@ from argosy.api import train
 from argosy.data.tables import check_same_columns, names_of
 from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
-from argosy.errors.checks import check_arrays, check_unmasked, describe_value
+from argosy.errors.checks import check_arrays, check_has_values, describe_value
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
 from argosy.errors.spelling import known_keywords
 from argosy.results.failures import raise_interrupts
@@ -197,7 +197,7 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
 
     Raises StudyError for anything not numeric.
     """
-    check_unmasked("X", values)
+    check_has_values("X", values)
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if not array.ndim:
         raise StudyError(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from argosy.disk.files import user_path
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, describe_value
+from argosy.errors.checks import check_choice, check_has_values, describe_value
 from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
@@ -173,6 +173,7 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
 
 def _rows(name: str, column: Any) -> Column:
     """Return a column as an array; lists of equal length become rows."""
+    column = column.to_arrow() if hasattr(type(column), "to_arrow") else column  # of Polars
     if not hasattr(column, "null_count"):
         rows = np.asarray(column)
         _check_filled({name: (_missing(rows), len(rows))})
@@ -230,6 +231,7 @@ def _format_names(names: Iterable[Any]) -> str:
 
 
 def _names(source: Any) -> list[Any]:
+    check_has_values("table: source", source)
     names = names_of(source)
     if names is None:
         raise StudyError(

@@ -18,6 +18,7 @@ __all__ = [
     "check_classes",
     "check_dataset",
     "check_factory",
+    "check_has_values",
     "check_indices",
     "check_metric",
     "check_name",
@@ -25,7 +26,6 @@ __all__ = [
     "check_not_a_loader",
     "check_number",
     "check_same_classes",
-    "check_unmasked",
     "check_takes",
     "check_whole",
     "is_map_style",
@@ -239,7 +239,7 @@ def check_arrays(what: str, arrays: Any) -> None:
                 f"{what}[{number}] is a {type(array).__name__} of {len(array)} arrays, but a sample is one row of each array. Pass the arrays one after "
                 "another, for example (images, table, classes), or nest them in the samples of a Dataset: train=."
             )
-        check_unmasked(f"{what}[{number}]", array)
+        check_has_values(f"{what}[{number}]", array)
         tensor = array[0] if isinstance(array, list | tuple) and array else array
         # Here and not by workers, to which such tensors would have to be sent. A DataFrame may have a column "layout".
         if hasattr(tensor, "requires_grad") and (str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu"):
@@ -265,13 +265,16 @@ def check_arrays(what: str, arrays: Any) -> None:
         )
 
 
-def check_unmasked(what: str, array: Any) -> None:
-    """Raise StudyError for a masked array."""
+def check_has_values(what: str, array: Any) -> None:
+    """Raise StudyError for a masked array, and for a query whose rows are not in memory."""
     if hasattr(type(array), "filled"):  # a DataFrame has its columns as attributes
         raise StudyError(
             f"{what} is a masked array. Tensors have no masks, so the masked values would be trained on. Pass array.filled(value), or "
             "remove the masked samples."
         )
+    # Of Spark, DuckDB, Arrow's readers, Polars.
+    if fetch := next((one for one in ("toPandas", "df", "read_all", "collect") if hasattr(type(array), one)), None):
+        raise StudyError(f"{what} is {describe_value(array)}, whose rows are not in memory. Pass its {fetch}().")
 
 
 def check_dataset(what: str, dataset: Any) -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from argosy.ensembling.ensemble import Ensemble
-from argosy.errors.checks import check_choice, check_unmasked, check_whole
+from argosy.errors.checks import check_choice, check_has_values, check_whole
 from argosy.errors.labels import check_no_times, labels_of
 from argosy.errors.spelling import known_keywords
 from argosy.estimators.bagging import MembersFor, TrainingTable, predict, train_bagged
@@ -62,8 +62,8 @@ class Bagged(BaseEstimator):
 
     def _check_inputs(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
         """Return a table, its targets and its weights, without rows of weight 0. Raises scikit-learn's errors and StudyError."""
-        check_unmasked(f"{self._name}: X", X)
-        check_unmasked(f"{self._name}: y", y)
+        check_has_values(f"{self._name}: X", X)
+        check_has_values(f"{self._name}: y", y)
         vars(self).pop("ensemble_", None)  # if `fit` fails, classes and columns are not an earlier ensemble's
         if is_table(X):
             y = validate_data(self, X="no_validation", y=y, **targets)
@@ -110,7 +110,7 @@ class Bagged(BaseEstimator):
     def _predict_rows(self, X: Any) -> npt.NDArray[np.float64]:
         """Return the ensemble's prediction for each row."""
         check_is_fitted(self, "ensemble_")
-        check_unmasked(f"{self._name}: X", X)
+        check_has_values(f"{self._name}: X", X)
         if is_table(X):
             validate_data(self, X, reset=False, skip_check_array=True)
             if not len(X):  # as scikit-learn says of an array

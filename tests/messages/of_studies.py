@@ -27,6 +27,14 @@ ARRAYS = (np.zeros((40, 12), np.float32), np.zeros(40, np.int64))
 VALIDATED = argosy.Data(arrays=ARRAYS, val_arrays=ARRAYS)
 
 
+class Query(list[int]):
+    """A table whose rows are read later, like DuckDB's relations, which have a length and columns too."""
+
+    columns = ("a", "b")
+
+    def df(self) -> None: ...
+
+
 def trained(*members: argosy.Member, **rest: Any) -> argosy.Report:
     """Train them in this process, on 40 samples."""
     data = rest.pop("data", VALIDATED)
@@ -122,6 +130,7 @@ CASES = {
     "a number among the arrays": lambda: argosy.Data(arrays=(ARRAYS[0], 3)),
     "pairs of arrays as arrays": lambda: argosy.Data(arrays=((ARRAYS[0], ARRAYS[0]), (ARRAYS[1], ARRAYS[1]))),
     "a masked array": lambda: argosy.Data(arrays=(np.ma.array(ARRAYS[0], mask=ARRAYS[0] > 1), ARRAYS[1])),
+    "a query among the arrays": lambda: argosy.Data(arrays=(Query(), ARRAYS[1])),
     "a sparse matrix of SciPy": lambda: argosy.Data(arrays=(sparse.csr_matrix(ARRAYS[0]), ARRAYS[1])),
     "an array of strings": lambda: argosy.Data(arrays=(np.array(["cat", "dog"]),)),
     "arrays of different lengths": lambda: argosy.Data(arrays=(ARRAYS[0], ARRAYS[1][1:])),
