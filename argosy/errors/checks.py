@@ -321,7 +321,7 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
     if (
         not is_map_style(dataset)
         and hasattr(dataset, "__iter__")
-        and hasattr(dataset, "batch_size")
+        and (hasattr(dataset, "batch_size") or hasattr(dataset, "bs"))  # fastai's
         and hasattr(dataset, "dataset")
     ):
         batches = getattr(dataset, "batch_sampler", None)
@@ -330,7 +330,8 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         parts = sampler, batches, getattr(dataset, "collate_fn", None)
         lost = [name for part in parts if (name := getattr(part, "__name__", type(part).__name__)) not in USUAL_PARTS]
         lost += ["drawing with replacement"] if getattr(sampler, "replacement", False) and not lost else []
-        batch_size = "batch_size and drop_last=True" if getattr(batches, "drop_last", False) is True else "batch_size"
+        drops = getattr(batches, "drop_last", getattr(dataset, "drop_last", False)) is True
+        batch_size = "batch_size and drop_last=True" if drops else "batch_size"
         instead = (
             f" This leaves out its {' and '.join(lost)}: choose samples with subset= of the member, such as argosy.data.by_weight(weights) for "
             "rare classes; what a collate_fn does to a batch is for augment= of the member, and padding for Data(ragged=...)."

@@ -651,6 +651,19 @@ def test_the_dataset_of_a_loader_is_asked_for() -> None:
         Data(train=DataLoader(studies.Vectors(30), shuffle=True))
 
 
+def test_a_loader_of_fastai_is_one() -> None:
+    """It is no class of torch's, and calls its batch size `bs`."""
+
+    class TfmdDL:
+        dataset, bs, drop_last = studies.Vectors(30), 4, True
+
+        def __iter__(self) -> Iterator[list[torch.Tensor]]:
+            return iter(DataLoader(self.dataset, self.bs))
+
+    with pytest.raises(StudyError, match=r"is a TfmdDL, which makes batches, .* set batch_size and drop_last=True on"):
+        Data(train=TfmdDL())
+
+
 def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
     sampler = WeightedRandomSampler([1.0] * 30, 30)
     with pytest.raises(StudyError, match=r"leaves out its WeightedRandomSampler and seldom: .*by_weight"):
