@@ -16,7 +16,7 @@ __all__ = ["Trackio"]
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Trackio from printing, for which it has no setting; redirecting `sys.stdout` would take the output of other threads too."""
-    modules = [vars(sys.modules[name]) for name in ("trackio", "trackio.run", "trackio.utils")]
+    modules = [vars(module) for name, module in sys.modules.items() if name.partition(".")[0] == "trackio"]
     for module in modules:
         module["print"] = lambda *_, **__: None
     try:
