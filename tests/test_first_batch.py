@@ -1146,3 +1146,17 @@ def test_accuracy_of_several_positions_per_sample_is_their_mean() -> None:
     assert torch.equal(argosy.accuracy(output, target), right.flatten(1).mean(1))
     with pytest.raises(StudyError, match=r"each must be one tensor.*outputs\[0\]"):
         argosy.accuracy((output, output), target)
+
+
+@pytest.mark.parametrize("ignored", [-100, 255, 0])
+def test_pixels_that_the_loss_ignores_are_not_in_the_accuracy(tmp_path: Path, ignored: int) -> None:
+    x = torch.randn(24, 2, 4, 4, generator=GENERATOR)
+    y = x.sum(1).gt(0).long() + 1
+    ignores = torch.rand(y.shape, generator=GENERATOR) < 0.4
+    pixels = x, y.masked_fill(ignores, ignored)
+    loss, metrics = nn.CrossEntropyLoss(ignore_index=ignored), {"accuracy": argosy.accuracy}
+    net = member("net", partial(nn.Conv2d, 2, 3, 1), loss=loss, metrics=metrics)
+    report = ran(tmp_path, net, data=argosy.Data(arrays=pixels, val_arrays=pixels))
+    right = (report.rows[0].load()(x).argmax(1) == y) & ~ignores
+    shares = right.flatten(1).sum(1) / (~ignores).flatten(1).sum(1)
+    assert report.rows[0].metrics["val_accuracy"] == pytest.approx(shares.mean().item())

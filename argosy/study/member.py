@@ -74,17 +74,19 @@ Metric = Any
 """
 
 
-def accuracy(output: Any, target: Any) -> Any:
+def accuracy(output: Any, target: Any, *, ignore_index: int = IGNORED) -> Any:
     """Return 1 for each correct prediction and 0 for each wrong one: output ``[B, classes]``, target ``[B]`` of class indices -> ``[B]``.
 
     With further dimensions, ``[B, classes, …]`` and ``[B, …]``, return the share of correct predictions in each sample; targets that are
-    -100 do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
+    no class, such as -100 or 255, or are the ``ignore_index`` do not count. As a metric of a member it takes the ``ignore_index`` of the
+    member's loss. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
     check_classes(output, target)
     largest, predicted = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
     right = ((predicted == target) & (largest == largest)).float()
     if right.dim() == 1:
         return right
-    return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
+    counts = ((target >= 0) & (target < output.shape[1]) & (target != ignore_index)).flatten(1)
+    return (right.flatten(1) * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
 def own_loss(loss: Any) -> Any:

@@ -23,7 +23,7 @@ from argosy.errors.traces import USER_ERRORS
 from argosy.stream.blocks import same_bits
 from argosy.stream.order import Digest
 from argosy.stream.trees import copied, flatten, map_leaves, unflatten
-from argosy.study import Member, accuracy
+from argosy.study import Member, accuracy, ignored_class
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.moved import copy_held
 from argosy.training.member.answers import Answers
@@ -161,6 +161,8 @@ class Validation:
                 self._states[name] = self._state(name, given)
                 continue
             metric = self._bound_on(self.backend.device, given)
+            if given is accuracy:
+                metric = partial(accuracy, ignore_index=ignored_class(self.member.loss))
             try:
                 value = self._first_value(name, metric, output, target)
             except TypeError as error:
