@@ -115,6 +115,27 @@ def test_broken_samples_and_subsets_are_shared_as_they_come(tmp_path: Path) -> N
         assert lives[0].train.digest == lives[1].train.digest
 
 
+def stepped(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("ignored", "fields"),
+    [
+        (3, {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
+        (IGNORED, {"step": stepped}),
+        (IGNORED, {"step": stepped, "accumulate": 2}),
+    ],
+)
+def test_batches_with_ignored_targets_are_whole(ignored: int, fields: dict[str, Any], tmp_path: Path) -> None:
+    (x, y), val = packs.samples()
+    late = y.where(y != 3, ignored).index_fill(0, torch.arange(len(y) // 2), 0)
+    one = member("m", batch_size=20, metrics={}, **fields)
+    lives = split(one, SHARES["three"], tmp_path, data=((x, late), val))
+    assert distance(lives[0], alone(one, data=((x, late), val))) <= 1e-9
+    assert same_bits(lives)
+
+
 class Gated(nn.Module):
     """A network with one layer that is never used, and one that is used only if a device's part of the batch is large."""
 

@@ -171,6 +171,12 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(lambda m, x: x - x.mean(0))}, "not a mean over samples"),
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch, its step raises"),
         ({"loss": summed}, "not a mean over samples"),
+        (
+            {"loss": nn.CrossEntropyLoss(torch.ones(4))},
+            "weights of classes",
+        ),  # equal ones, as those of the classes in one batch may be
+        ({"loss": partial(functional.cross_entropy, weight=torch.ones(4))}, "weights of classes"),
+        ({"loss": nn.CrossEntropyLoss(torch.ones(4), reduction="none")}, ""),
         ({"loss": Counted()}, "a step changes its loss"),
         ({"augment": Timed()}, "a step changes its augmentation"),
         ({"model": clamped}, "its weights have hooks"),

@@ -5,6 +5,7 @@ silently differ in shares: a loss that is no mean over samples, random numbers, 
 """
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.stream.trees import flatten, map_leaves
+from argosy.study import own_loss
 from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
@@ -48,6 +51,8 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
         return "its weights are complex, and devices sum real gradients"
     if rows < 2:
         return "its batch has one sample"
+    if _weighs_classes(live.member.loss):
+        return "its loss has weights of classes, so it is not a mean over samples"
     reason = ""
     for double in (True, False):
         inputs = map_leaves(widen_floats, data) if double else data
@@ -141,6 +146,16 @@ def _differences(
         yield f"when split, {what} differs from that of the whole batch: its loss is not a mean over samples"
     if difference([ComparedPair.of("", whole.loss, shared.loss)], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
+
+
+def _weighs_classes(loss: Any) -> bool:
+    """Return whether a loss is divided by the weights of the targets in a batch. The batch of the check may have targets of equal weights."""
+    loss = own_loss(loss)
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return loss.weight is not None and loss.reduction == "mean"
+    if not isinstance(loss, functools.partial) or loss.func not in (functional.cross_entropy, functional.nll_loss):
+        return False
+    return loss.keywords.get("weight") is not None and loss.keywords.get("reduction", "mean") == "mean"
 
 
 def _place_of(weight: Tensor) -> tuple[int, int, int]:

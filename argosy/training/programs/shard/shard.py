@@ -1,7 +1,8 @@
 """The program of one rank of a split member: it steps on its share of every batch.
 
 Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements. The gradient of a share is
-weighted by its part of the batch's sound samples. `begin` computes it and starts the sum over the ranks, without waiting for another
+weighted by its part of the batch's sound samples. A batch with targets that the loss ignores is no mean over its samples, so the
+first rank takes all of it. `begin` computes it and starts the sum over the ranks, without waiting for another
 device. `finish` is called when the sum is complete (`waits`), so it never waits either. Meanwhile the trainer makes other steps, in
 the order of `argosy.training.trainer.merged`, which proves that no deadlock is possible.
 
@@ -14,15 +15,19 @@ If the group breaks, the driver decides what happens.
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
+from argosy.stream.trees import flatten
+from argosy.study import Member, ignored_class, own_loss
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.shard.flat import FlatGradient
 from argosy.training.programs.shard.parallel import Group, Sum
-from argosy.training.programs.solo import Solo
+from argosy.training.programs.solo import Solo, pair_of
 
 __all__ = ["Shard"]
 
@@ -87,7 +92,8 @@ class Shard:
             return
         live = self.live
         assert live.cutter is not None
-        part = live.cutter.part(batch, self._low, self._high, live.cutting.order)
+        bounds = (0.0, float(self.leads)) if _ignores(live.member, batch.data) else (self._low, self._high)
+        part = live.cutter.part(batch, *bounds, live.cutting.order)
         with self._solo.modes_kept():
             losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
         self._flat.fill(losses, part.digest)
@@ -119,3 +125,16 @@ class Shard:
         self.group.leave()
         self._batch = self._sum = None
         self._solo.release()
+
+
+def _ignores(member: Member, data: Any) -> bool:
+    """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device."""
+    loss = own_loss(member.loss)
+    bound = loss.keywords if isinstance(loss, partial) else {}
+    if member.step is None and (loss is None or bound.get("reduction", getattr(loss, "reduction", "mean")) == "none"):
+        return False
+    ignored = ignored_class(loss)
+    leaves = flatten(pair_of(member, data)[1] if member.step is None else data)[0]
+    # Torch compares bytes with -100 as with 156.
+    kinds = [torch.int64, torch.int32] if ignored < 0 else [torch.int64, torch.int32, torch.uint8]
+    return any(bool((leaf == ignored).any()) for leaf in leaves if leaf.dtype in kinds)
