@@ -117,6 +117,12 @@ def test_plain_values_open_without_code(tmp_path: Path) -> None:
     assert loaded == {"a": 1.5, "c": (1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
 
 
+def test_what_torch_warns_of_when_it_reads_a_file_is_no_damage(tmp_path: Path) -> None:
+    """Sparse tensors from torch 2.14 on, and this protocol in all versions."""
+    torch.save({"edges": torch.eye(3).to_sparse()}, tmp_path / "one.pt", pickle_protocol=3)
+    assert checkpoint.load(tmp_path / "one.pt")["edges"].to_dense().equal(torch.eye(3))
+
+
 def test_what_could_not_be_opened_again_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]\[1\]\['hook'\] is a builtins\.function"):
         to_plain({"optimizer": [1, {"hook": lambda: None}]})

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import re
+import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +108,8 @@ def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, A
         path = _resolve_link(path)
         check_file(path, sha256)
         _check_size(path)
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of sparse tensors, since torch 2.14
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (ArgosyError, MemoryError):
         raise
     except OSError as error:
