@@ -204,6 +204,20 @@ def test_code_that_changed_is_found_and_what_does_not_matter_is_not(
     assert train(load("MaxEpochs(1)", "MaxEpochs(2)", name="longer"), finished).member("a").epochs == 2
 
 
+def test_settings_that_a_build_of_torch_lacks_are_not_compared(
+    finished: Path, load: Callable[..., argosy.Study]
+) -> None:
+    found = json.loads((finished / "study.json").read_text())
+    process = found["process"]
+    process["torch.backends.cudnn.benchmark_limit"] = 10 if torch.backends.cudnn.benchmark_limit is None else None
+    (finished / "study.json").write_text(json.dumps(found))
+    assert train(load("MaxEpochs(1)", "MaxEpochs(2)"), finished).member("a").epochs == 2
+    found["process"] = {**process, "torch.get_default_dtype": "torch.float64"}
+    (finished / "study.json").write_text(json.dumps(found))
+    expected = "\n  torch.get_default_dtype: was torch.float64, is now torch.float32\nUndo"
+    assert expected in refused(load("MaxEpochs(1)", "MaxEpochs(3)"), finished)
+
+
 def test_digests_of_another_python_are_not_compared(finished: Path, load: Callable[..., argosy.Study]) -> None:
     found = json.loads((finished / "study.json").read_text())
     other = {**found, "code": {**found["code"], "version": "cpython-39"}}
