@@ -768,7 +768,7 @@ def of_bytes(directory: Path, on_device: object, **rest: object) -> argosy.Repor
     return argosy.load(directory, study=study)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")  # from torch 2.14 on a FutureWarning
 @pytest.mark.parametrize("on_device", PREPARED.values(), ids=PREPARED)
 def test_a_network_with_its_preparation_goes_anywhere_right_after_load(tmp_path: Path, on_device: object) -> None:
     images = (X[TEST] * 16).byte()

@@ -132,6 +132,7 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
 
 def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
     member = studies.member
+    clipped = member("clipped", model=Embedded, optimizer=SparseAdam, clip_grad_norm=1.0)
     reasons = refused(
         tmp_path,
         metric=member("metric", metrics={"broken": never}),
@@ -149,7 +150,7 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
         step=member("step", step=lambda model, batch: {"loss": 1}, metrics={}),
         frozen=member("frozen", model=partial(frozen, 12, 10)),
         constant=member("constant", step=lambda model, batch: torch.zeros(()), metrics={}),
-        clipped=member("clipped", model=Embedded, optimizer=SparseAdam, clip_grad_norm=1.0),
+        **({"clipped": clipped} if torch.__version__ < "2.14" else {}),  # which clips sparse gradients
         dense=member("dense", model=Embedded, optimizer=Adam),
     )
     assert "ValueError: never works" in reasons["metric"]
@@ -171,7 +172,8 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
     assert "its step returned dict; it must return a tensor of losses" in reasons["step"]
     assert "no gradient flows from its loss to any parameter" in reasons["frozen"]
     assert "no gradient flows from its loss to any parameter" in reasons["constant"]
-    assert "clip_grad_norm is 1.0, but torch cannot clip sparse gradients" in reasons["clipped"]
+    if "clipped" in reasons:
+        assert "clip_grad_norm is 1.0, but torch cannot clip sparse gradients" in reasons["clipped"]
     assert "Adam does not support sparse gradients, please consider SparseAdam instead" in reasons["dense"]
 
 
