@@ -80,7 +80,8 @@ class Settings:
     )
     cores: int | None = _setting(None, "Number of CPU cores that the whole run may use; all by default.")
     block_size: int | None = _setting(
-        None, "Samples per block of the stream; by default about 4 MiB, between 64 and 4096 samples."
+        None,
+        "Samples per block of the stream; by default about 4 MiB, between 64 and 4096 samples, and fewer if 64 take more than 64 MiB.",
     )
     keep_bytes: int | None = _setting(
         None,

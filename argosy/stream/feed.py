@@ -52,7 +52,7 @@ from argosy.study import Data
 __all__ = ["feed"]
 
 SLOTS = 4
-"""Slots of the ring for blocks that trainers use or will soon use. Blocks take about 4 MiB each."""
+"""Slots of the ring for blocks that trainers use or will soon use. Blocks take about 4 MiB each, of large samples more."""
 SLOTS_PER_NODE = 2
 """Slots for blocks in transit: one being prepared and one being exchanged. With one node the ring has 6 slots."""
 REPORT_SECONDS = 1.0

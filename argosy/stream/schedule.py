@@ -10,7 +10,8 @@ from argosy.stream.order import Indices, split_order
 
 __all__ = ["Orders", "choose_block_size", "places", "samples_before", "section_start", "section_stop"]
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES, MAX_BLOCK_BYTES = 4 * 2**20, 64 * 2**20
+"""Sizes of blocks of small and of large samples. A ring has six blocks or more, and trainers copy some, so the larger one is limited."""
 
 
 def section_start(section: int, length: int, per_epoch: int) -> int:
@@ -74,6 +75,7 @@ class Orders:
 
 
 def choose_block_size(layout: Layout) -> int:
-    """Return the number of samples per block: about 4 MiB, a multiple of 64 from 64 to 4096."""
-    fitting = BLOCK_BYTES // max(layout.sample_bytes, 1)
-    return min(max(fitting // 64 * 64, 64), 4096)
+    """Return the number of samples per block: about 4 MiB, a multiple of 64 from 64 to 4096, or fewer, down to 4, if 64 take more than 64 MiB."""
+    sample_bytes = max(layout.sample_bytes, 1)
+    rows = min(max(BLOCK_BYTES // sample_bytes // 64 * 64, 64), 4096)
+    return max(min(rows, MAX_BLOCK_BYTES // sample_bytes), 4)  # with fewer, `Data.on_device` is not checked

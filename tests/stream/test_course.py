@@ -2,13 +2,15 @@
 
 from random import Random
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.protocol.feeder import Credit, Hold, Leg
-from argosy.stream.blocks import Place
+from argosy.stream.blocks import Layout, Place
 from argosy.stream.course import FeedSchedule
-from argosy.stream.schedule import section_start, section_stop
+from argosy.stream.schedule import choose_block_size, section_start, section_stop
 
 
 def blocks(
@@ -89,3 +91,10 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
         key = event.split, event.epoch, event.section
         fed[key] = fed.get(key, 0) + event.samples
     assert {key: n for key, n in fed.items() if n} == {key: n for key, n in prepared.items() if n}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rows"), [(1, 4096), (10_000, 64), (250_000, 64), (2_500_000, 6), (25_000_000, 4)], ids=str
+)
+def test_blocks_of_large_samples_have_fewer_samples(numbers: int, rows: int) -> None:
+    assert choose_block_size(Layout(None, (torch.float32,), ((numbers,),))) == rows
