@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,8 @@ def train(
     """
     settings = _from_arguments(Settings, locals())  # locals() holds only the arguments yet
     _check_study("argosy.train", study)
+    if not isinstance(fresh, bool | str | Collection):
+        raise StudyError(f"fresh is {describe_value(fresh)}; it must be True, False or names of members.")
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
     folder = Path("runs", _script()) if directory is None else user_path(directory)

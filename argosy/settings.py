@@ -5,7 +5,7 @@ from typing import Literal, TypeVar, get_args
 
 from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, check_number, check_whole, describe_value
+from argosy.errors.checks import check_choice, check_flag, check_number, check_whole, describe_value
 from argosy.errors.spelling import known_keywords
 
 __all__ = ["Settings", "Sharing"]
@@ -114,6 +114,8 @@ class Settings:
                 f"devices is {describe_value(self.devices)}; it must be a text, for example 'cpu:2' for two CPU slots, or "
                 "'cuda:0,1' for two GPUs."
             )
+        for name in ("compile", "retry_failed"):
+            check_flag(name, getattr(self, name))
         for name in ("on_end", "on_diverged"):
             _check_command(name, getattr(self, name))
         self._check_numbers()

@@ -38,6 +38,12 @@ def test_more_than_a_run_can_have_is_refused(setting: str, most: int) -> None:
         Settings(**{setting: most + 1})
 
 
+@pytest.mark.parametrize("setting", ["compile", "retry_failed"])
+def test_a_text_is_no_flag(setting):
+    with pytest.raises(StudyError, match=f"{setting} is 'no'; it must be True or False."):
+        Settings(**{setting: "no"})
+
+
 def test_times_of_zero_are_for_those_that_mean_at_once() -> None:
     assert Settings(checkpoint_seconds=0, time_limit=0).hang_seconds == 120.0
 

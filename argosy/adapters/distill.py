@@ -20,7 +20,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import few_inputs
 from argosy.ensembling.preparing import Prepared
 from argosy.errors import StudyError
-from argosy.errors.checks import check_number, describe_value, is_map_style
+from argosy.errors.checks import check_flag, check_number, describe_value, is_map_style
 from argosy.errors.spelling import known_keywords
 from argosy.ragged import Ragged
 from argosy.results.member import MemberResult
@@ -65,6 +65,7 @@ def distill(
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
+    check_flag("distill: mix", mix)
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
     report = _run_of(report)

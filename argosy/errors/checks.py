@@ -18,6 +18,7 @@ __all__ = [
     "check_classes",
     "check_dataset",
     "check_factory",
+    "check_flag",
     "check_has_values",
     "check_indices",
     "check_metric",
@@ -84,6 +85,12 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
         raise StudyError(
             f"{what} is {describe_value(value)}{did_you_mean(value, choices)}; it must be {', '.join(others)} or {last}."
         )
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Raise StudyError unless the value is a bool: any other, such as the text 'no' of a configuration file, would count as true or false."""
+    if not isinstance(value, bool):
+        raise StudyError(f"{what} is {describe_value(value)}; it must be True or False.")
 
 
 def check_classes(output: Any, target: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from argosy.disk.files import user_path
 from argosy.errors import RunError
-from argosy.errors.checks import check_choice, check_whole
+from argosy.errors.checks import check_choice, check_flag, check_whole
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
 from argosy.errors.wording import cause_of, differing_parameters, format_duration, last_line
@@ -193,6 +193,7 @@ class Report:
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy", "bagged"))
+        check_flag("report.ensemble: calibrate", calibrate)
         names = [row.name for row in self._candidates(top, members)]
         return self.networks().ensemble(
             names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate, preprocess=preprocess

@@ -10,10 +10,10 @@ from argosy.errors.checks import (
     check_arrays,
     check_choice,
     check_dataset,
+    check_flag,
     check_instance,
     check_same_classes,
     check_takes,
-    describe_value,
 )
 from argosy.errors.spelling import known_keywords
 from argosy.ragged import check_ragged
@@ -81,8 +81,7 @@ class Data:
                 raise StudyError(
                     "Data.ragged is for samples of a Dataset, but Data has arrays, whose rows all have one shape. Pass train= and val=."
                 )
-        if not isinstance(self.keep, bool):
-            raise StudyError(f"Data.keep is {describe_value(self.keep)}; it must be True or False.")
+        check_flag("Data.keep", self.keep)
         check_choice("Data.on_error", self.on_error, ("raise", "skip"))
 
     @property

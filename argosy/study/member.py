@@ -15,6 +15,7 @@ from argosy.errors.checks import (
     check_choice,
     check_classes,
     check_factory,
+    check_flag,
     check_indices,
     check_instance,
     check_metric,
@@ -255,10 +256,7 @@ def _check_numbers(member: Member) -> None:
         raise StudyError(f"member {member.name!r}: seed is {member.seed}; it must be less than 2**63.")
     if member.clip_grad_norm is not None:
         check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
-    if not isinstance(member.drop_last, bool):
-        raise StudyError(
-            f"member {member.name!r}: drop_last is {describe_value(member.drop_last)}; it must be True or False."
-        )
+    check_flag(f"member {member.name!r}: drop_last", member.drop_last)
     check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16", "float16"))
     check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
 

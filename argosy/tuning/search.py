@@ -8,7 +8,15 @@ from typing import Any, get_args
 
 from argosy.described import document_fields
 from argosy.errors import StudyError
-from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, describe_value
+from argosy.errors.checks import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_number,
+    check_takes,
+    check_whole,
+    describe_value,
+)
 from argosy.errors.spelling import did_you_mean, known_keywords
 from argosy.errors.traces import user_errors_in
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
@@ -211,6 +219,7 @@ class Search:
 
     def _check_scheduler(self) -> None:
         """Raise StudyError for a keyword that this scheduler does not use."""
+        check_flag("warm", self.warm)
         if not self.warm and self.scheduler not in RUNGS:
             raise StudyError(
                 f"warm=False retrains trials from scratch at each rung, but scheduler {self.scheduler!r} has no "
