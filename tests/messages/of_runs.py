@@ -452,7 +452,7 @@ CASES = {
     "the best member of a run that trained nothing": lambda: run(members=[FAILING]).best(),
     "a different study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
     "a changed member in the same directory": lambda: (run(), run(members=[studies.member("mlp", hidden=9)])),
-    "fresh= that is no name": lambda: run(fresh=None),
+    "fresh= that is no name": lambda: run(fresh=1),
     "fresh= with an unknown member": lambda: (run(), run(fresh=["mpl"])),
     "fresh= with a warm clone": warm_clone,
     "fresh=True in a directory that cannot be moved": unmovable,
