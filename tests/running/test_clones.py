@@ -213,7 +213,7 @@ def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
     assert found is not None and [*found["members"]] == ["one", "two", "later", "last"]
 
 
-@pytest.mark.parametrize("refusal", [0, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("refusal", [0, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EXDEV])
 def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:

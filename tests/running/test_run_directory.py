@@ -119,6 +119,20 @@ def test_a_file_system_without_symbolic_links_is_named(
     assert not list(tmp_path.glob(".run.lock*"))
 
 
+def test_a_finished_run_is_read_and_set_aside_although_its_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.study(epochs=1)
+    argosy.train(study, directory=tmp_path / "run", launcher="inline")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    assert argosy.train(study, directory=tmp_path / "run", launcher="inline").status == "done"
+    assert set_run_aside(tmp_path / "run") == tmp_path / "run.old-1"
+
+
 def test_a_file_system_that_flushes_no_folders_takes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
 

@@ -3,6 +3,7 @@
 A warm clone starts from a checkpoint of its source that was written at the end of an epoch.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -105,7 +106,7 @@ def link_checkpoint(directory: Path, cloned: Cloned) -> None:
     try:
         os.link(source_folder / name, folder / name)
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in (*NO_LINKS, errno.EACCES, errno.EXDEV):  # the latter two of SELinux and AFS
             raise
         with open_plain(source_folder / name) as file, replacing(folder / name, durable=True) as copy:
             shutil.copyfileobj(file, copy)

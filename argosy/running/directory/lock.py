@@ -126,12 +126,12 @@ class Lock:
         try:
             link.symlink_to(self.path.name)
         except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            raise RunError(
-                f"{self.path.parent} is on a file system without symbolic links ({error.strerror}), by which a run names "
-                "the newest and best weights of each member. Choose a directory on another disk."
-            ) from error
+            if error.errno in NO_LINKS:
+                raise RunError(
+                    f"{self.path.parent} is on a file system without symbolic links ({error.strerror}), by which a run names "
+                    "the newest and best weights of each member. Choose a directory on another disk."
+                ) from error
+            return  # as of a full disk, on which a finished run can still be read, or set aside
         link.unlink()
 
     def _wait(self) -> None:
