@@ -614,3 +614,22 @@ def test_a_query_is_told_to_be_read_and_a_column_of_polars_is_read() -> None:
         ):
             read(Query())
     assert argosy.data.columns({"a": Series([1.0, 2.0])}, "a")[0].tolist() == [1.0, 2.0]
+
+
+def test_a_masked_value_in_a_table_is_missing() -> None:
+    """A table of Astropy has `filled` too, and need not have a mask."""
+
+    class Table(dict[str, Any]):
+        columns = ("a", "y")
+
+        def filled(self) -> None: ...
+
+    masked = np.ma.array([1.0, 2.0, 99999.0], mask=[False, False, True])
+    rows = np.ma.array([[1.0, 2.0], [3.0, 4.0], [5.0, 99999.0]], mask=[[0, 0], [0, 0], [0, 1]])
+    for column in (masked, rows):
+        with pytest.raises(StudyError, match="column 'a' has no value in 1 of 3 rows, the first in row 2"):
+            argosy.data.columns(Table(a=column), "a")
+    with pytest.raises(StudyError, match="column 'a' has no value in 1 of 3 rows, the first in row 2"):
+        argosy.data.table(Table(a=masked, y=[0, 1, 0]), target="y")
+    whole = argosy.data.table(Table(a=np.ma.array([1.0, 2.0]), y=[0, 1]), target="y")
+    assert whole.arrays[0].tolist() == [[1.0], [2.0]]

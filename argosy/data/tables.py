@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from argosy.disk.files import user_path
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, check_has_values, describe_value
+from argosy.errors.checks import check_choice, check_in_memory, describe_value
 from argosy.errors.labels import is_missing, rows_of
 from argosy.errors.optional import optional
 from argosy.errors.spelling import did_you_mean
@@ -175,7 +175,7 @@ def _rows(name: str, column: Any) -> Column:
     """Return a column as an array; lists of equal length become rows."""
     column = column.to_arrow() if hasattr(type(column), "to_arrow") else column  # of Polars
     if not hasattr(column, "null_count"):
-        rows = np.asarray(column)
+        rows = np.asarray(_unmasked(column))
         _check_filled({name: (_missing(rows), len(rows))})
         return rows
     whole = column.chunk(0) if getattr(column, "num_chunks", 0) == 1 else column
@@ -192,6 +192,11 @@ def _rows(name: str, column: Any) -> Column:
         inside = np.flatnonzero(whole.is_null()) // math.prod(shape[1:])
         _check_filled({name: (np.unique(inside).tolist(), shape[0])})
     return np.asarray(whole).reshape(shape) if tensors is None else tensors.to_numpy_ndarray()
+
+
+def _unmasked(column: Any) -> Any:
+    """Return a column with None, a missing value, in place of values that are masked."""
+    return column.tolist() if np.ma.is_masked(column) else column
 
 
 def _list_sizes(column: Any) -> set[int]:
@@ -231,7 +236,7 @@ def _format_names(names: Iterable[Any]) -> str:
 
 
 def _names(source: Any) -> list[Any]:
-    check_has_values("table: source", source)
+    check_in_memory("table: source", source)
     names = names_of(source)
     if names is None:
         raise StudyError(
@@ -266,7 +271,10 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
             raise _unreadable(path, error) from error
     else:
         _check_once(map(str, _names(source)))
-        by_name = {str(name): _as_numeric(rows_of(f"table: column {name!r}", source[name])) for name in _names(source)}
+        by_name = {
+            str(name): _as_numeric(rows_of(f"table: column {name!r}", _unmasked(source[name])))
+            for name in _names(source)
+        }
     if not by_name or not len(next(iter(by_name.values()))):
         raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
     if len(lengths := {len(column) for column in by_name.values()}) > 1:

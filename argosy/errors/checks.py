@@ -20,6 +20,7 @@ __all__ = [
     "check_factory",
     "check_flag",
     "check_has_values",
+    "check_in_memory",
     "check_indices",
     "check_metric",
     "check_name",
@@ -279,7 +280,11 @@ def check_has_values(what: str, array: Any) -> None:
             f"{what} is a masked array. Tensors have no masks, so the masked values would be trained on. Pass array.filled(value), or "
             "remove the masked samples."
         )
-    # Of Spark, DuckDB, Arrow's readers, Polars.
+    check_in_memory(what, array)
+
+
+def check_in_memory(what: str, array: Any) -> None:
+    """Raise StudyError for a query of Spark, DuckDB or Polars, or a reader of Arrow, whose rows are not in memory."""
     if fetch := next((one for one in ("toPandas", "df", "read_all", "collect") if hasattr(type(array), one)), None):
         raise StudyError(f"{what} is {describe_value(array)}, whose rows are not in memory. Pass its {fetch}().")
 
