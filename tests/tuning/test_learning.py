@@ -274,6 +274,15 @@ def test_a_directory_that_does_not_say_its_waves_goes_on(tmp_path: Path) -> None
     check_terms({name: value for name, value in terms.items() if name != "at_once"}, terms)
 
 
+def test_a_search_that_began_with_brackets_without_effect_goes_on() -> None:
+    """Earlier versions accepted them for all schedulers; they are refused, so the search continues without."""
+    search = Search(build=build, space=SPACE, data=DATA, max_epochs=3, scheduler="asha", n_trials=4)
+    check_terms({**Tuner(search).terms, "brackets": "in-turn"}, Tuner(search).terms)
+    terms = Tuner(Search(build=build, space=SPACE, data=DATA, max_epochs=3, n_trials=4, sampler=RandomSampler)).terms
+    with pytest.raises(RunError, match="brackets: was 'in-turn', is now 'together'"):
+        check_terms({**terms, "brackets": "in-turn"}, terms)
+
+
 def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> None:
     class Needy(Watching):
         def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
     there = {AT_ONCE: here.get(AT_ONCE), **there}
+    if there["scheduler"] != "hyperband":  # earlier versions accepted brackets, without effect
+        there["brackets"] = here["brackets"]
     # In a larger population, even the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
