@@ -10,20 +10,20 @@ from typing import Any
 
 import trackio
 
-__all__ = ["Trackio"]
+__all__ = ["Trackio", "quiet"]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Trackio from printing, for which it has no setting; redirecting `sys.stdout` would take the output of other threads too."""
-    modules = [vars(module) for name, module in sys.modules.items() if name.partition(".")[0] == "trackio"]
+    modules = [vars(module) for name, module in sys.modules.copy().items() if name.partition(".")[0] == "trackio"]
     for module in modules:
         module["print"] = lambda *_, **__: None
     try:
         yield
     finally:
         for module in modules:
-            del module["print"]
+            module.pop("print", None)
 
 
 class Trackio:
@@ -47,7 +47,7 @@ class Trackio:
         # Trackio identifies a run by its name, and another run directory may have members with the same names.
         digest = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:6]
         # Each run needs its own context, because Trackio ends the run in the current context when it starts another one.
-        with _quiet():
+        with quiet():
             self._runs[member] = Context().run(
                 trackio.init,
                 project=self._project,
@@ -66,5 +66,5 @@ class Trackio:
 
     def end(self, member: str, status: str) -> None:
         """Finish the member's run."""
-        with _quiet():
+        with quiet():
             self._runs.pop(member).finish()
