@@ -151,10 +151,27 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output, target, reduction="sum")
 
 
+def known(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output[target >= 0], target[target >= 0])
+
+
+def flooded(model: nn.Module, batch: Any) -> Tensor:
+    return (functional.cross_entropy(model(batch[0]), batch[1]) - 0.1).abs() + 0.1
+
+
+def each(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({}, ""),
+        ({"loss": nn.SmoothL1Loss(), "model": doing(lambda m, x: x[:, 0])}, ""),
+        ({"loss": partial(functional.cross_entropy, label_smoothing=0.1)}, ""),
+        ({"loss": known}, "its loss returns one number for a batch"),
+        ({"step": flooded, "metrics": {}}, "its step returns one number for a batch"),
+        ({"step": each, "metrics": {}, "accumulate": 2}, ""),
         ({"dtype": torch.float64}, ""),
         ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
         ({"model": doing(strict)}, ""),

@@ -18,8 +18,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from argosy.bindings import unwrap_partials
 from argosy.stream.trees import flatten, map_leaves
-from argosy.study import own_loss
+from argosy.study import Member, own_loss
 from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
@@ -81,6 +82,8 @@ class BackwardResult:
     loss: Tensor
     changed: str
     """A buffer, weight or attribute that the pass changed, or empty."""
+    one_number: bool
+    """Whether its loss or step returned one number for a batch, not one per sample."""
 
 
 def _run_backward(
@@ -113,7 +116,11 @@ def _run_backward(
     if token(copied.member.augment) != augment:
         changed = "its augmentation"
     return BackwardResult(
-        randomness=copied.randomness, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed
+        randomness=copied.randomness,
+        gradients=gradients,
+        loss=torch.cat(losses).double().mean(),
+        changed=changed,
+        one_number=solo.one_number,
     )
 
 
@@ -146,6 +153,17 @@ def _differences(
         yield f"when split, {what} differs from that of the whole batch: its loss is not a mean over samples"
     if difference([ComparedPair.of("", whole.loss, shared.loss)], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
+    if whole.one_number and not _is_torchs(live.member):
+        yield (
+            f"its {'loss' if live.member.step is None else 'step'} returns one number for a batch, which may be no mean over samples for "
+            "later batches. Return one loss per sample, for example by reduction='none'"
+        )
+
+
+def _is_torchs(member: Member) -> bool:
+    """Return whether a member has a loss of torch, whose means are known to be over samples or are treated by `Shard`."""
+    loss = unwrap_partials(own_loss(member.loss))
+    return member.step is None and (loss is None or loss.__module__ in (functional.__name__, nn.MSELoss.__module__))
 
 
 def _weighs_classes(loss: Any) -> bool:

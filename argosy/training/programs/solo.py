@@ -53,6 +53,8 @@ class Solo:
         """The batch begun and not finished."""
         self._losses: torch.Tensor | None = None
         """Losses of that batch, per sample or their mean; None if all its samples are broken."""
+        self.one_number = False
+        """Whether the losses of the last backward pass were one number for the batch."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
         self._foreseen = PendingLabels((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
@@ -323,7 +325,7 @@ class Solo:
                 check_not_doubled(self.live.member, weights, left)
         else:
             losses = self._moved(data)
-        losses = losses.detach()
+        losses, self.one_number = losses.detach(), not losses.dim()
         return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
 
     def _moved(self, data: Any) -> torch.Tensor:

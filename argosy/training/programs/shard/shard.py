@@ -128,13 +128,16 @@ class Shard:
 
 
 def _ignores(member: Member, data: Any) -> bool:
-    """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device."""
+    """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device.
+
+    Steps are not asked: those of split members return losses per sample.
+    """
     loss = own_loss(member.loss)
     bound = loss.keywords if isinstance(loss, partial) else {}
-    if member.step is None and (loss is None or bound.get("reduction", getattr(loss, "reduction", "mean")) == "none"):
+    if member.step is not None or loss is None or bound.get("reduction", getattr(loss, "reduction", "mean")) == "none":
         return False
     ignored = ignored_class(loss)
-    leaves = flatten(pair_of(member, data)[1] if member.step is None else data)[0]
+    leaves = flatten(pair_of(member, data)[1])[0]
     # Torch compares bytes with -100 as with 156.
     kinds = [torch.int64, torch.int32] if ignored < 0 else [torch.int64, torch.int32, torch.uint8]
     return any(bool((leaf == ignored).any()) for leaf in leaves if leaf.dtype in kinds)
