@@ -163,6 +163,22 @@ def each(model: nn.Module, batch: Any) -> Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+def early(module: Doing, x: Tensor) -> Tensor:
+    return x if x.softmax(1).amax(1).mean() > 0.99 else 2 * x
+
+
+class Causal(nn.Module):
+    """A network whose layers, of torch, read whether the mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=x.dtype)
+        return self.layers(x.unflatten(1, (4, 4)), mask=mask).mean(1)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -172,6 +188,8 @@ def each(model: nn.Module, batch: Any) -> Tensor:
         ({"loss": known}, "its loss returns one number for a batch"),
         ({"step": flooded, "metrics": {}}, "its step returns one number for a batch"),
         ({"step": each, "metrics": {}, "accumulate": 2}, ""),
+        ({"model": Causal}, ""),
+        ({"model": doing(early)}, "reads values of a batch"),
         ({"dtype": torch.float64}, ""),
         ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
         ({"model": doing(strict)}, ""),

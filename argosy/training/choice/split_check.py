@@ -7,6 +7,8 @@ silently differ in shares: a loss that is no mean over samples, random numbers, 
 import copy
 import functools
 import itertools
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.bindings import unwrap_partials
 from argosy.stream.trees import flatten, map_leaves
@@ -82,8 +85,23 @@ class BackwardResult:
     loss: Tensor
     changed: str
     """A buffer, weight or attribute that the pass changed, or empty."""
+    read: bool
+    """Whether it read a value of a tensor, as `if` and `item()` do."""
     one_number: bool
     """Whether its loss or step returned one number for a batch, not one per sample."""
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether a value of a tensor is read while it is active, other than by torch's own layers, which treat samples alike."""
+
+    any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
+            callers = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+            caller = next((name for name in callers if not name.startswith(("torch._", "torch.utils."))), "torch.")
+            self.any |= not caller.startswith(("torch.", "argosy."))
+        return func(*args, **kwargs or {})
 
 
 def _run_backward(
@@ -100,7 +118,7 @@ def _run_backward(
     # Writes through `.data` are not counted. Weights that are not trained are those of the member also in a mode of its optimizer's.
     values = {n: w for n, w in live.model.named_parameters() if not (moded and w.requires_grad)}
     losses = []
-    with solo.active():
+    with solo.active(), _Reads() as reads:  # type: ignore[no-untyped-call]
         solo.drop_gradients()
         for start, stop in itertools.pairwise(bounds):
             part = map_leaves(itemgetter(slice(start, stop)), data)
@@ -120,6 +138,7 @@ def _run_backward(
         gradients=gradients,
         loss=torch.cat(losses).double().mean(),
         changed=changed,
+        read=reads.any,
         one_number=solo.one_number,
     )
 
@@ -153,6 +172,8 @@ def _differences(
         yield f"when split, {what} differs from that of the whole batch: its loss is not a mean over samples"
     if difference([ComparedPair.of("", whole.loss, shared.loss)], share) is not None:
         yield "when split, its loss differs from that of the whole batch"
+    if whole.read:
+        yield "its step reads values of a batch (if, item()), and may go another way for a share of a later batch"
     if whole.one_number and not _is_torchs(live.member):
         yield (
             f"its {'loss' if live.member.step is None else 'step'} returns one number for a batch, which may be no mean over samples for "
