@@ -225,6 +225,14 @@ def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:
     assert (words in found) if words else not found, found
 
 
+@pytest.mark.parametrize(("distinct", "rows"), [(16, 48), (6, 18), (4, 12), (4, 36), (64, 192)])
+def test_a_block_that_is_repeated_in_the_tried_batch_hides_no_statistics(distinct: int, rows: int) -> None:
+    live = packs.live(packs.member("m", model=doing(lambda m, x: x - x.mean(0)), dtype=torch.float32))
+    repeated = torch.arange(rows) % distinct
+    (x, y), _ = packs.samples(torch.float32)
+    assert "not a mean" in why_not_split(live, (x[repeated], y[repeated]), rows, distinct=distinct)
+
+
 def test_complex_weights_are_not_split() -> None:
     live = packs.live(packs.member("m", model=Rotated, dtype=torch.float32))
     (x, y), _ = packs.samples(torch.float32)

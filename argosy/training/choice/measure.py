@@ -283,7 +283,7 @@ def _measure_shares(
         return "", ()
     with outside_heap():
         tried = ShownBatch(block, live.usual_batch)
-        whole = why_not_split(live, tried.data, tried.rows)
+        whole = why_not_split(live, tried.data, tried.rows, distinct=int(block.sound.sum()))
     seconds: list[float] = []
     # A member that stays whole is still of interest to a thorough profile, unless its step raises on a share.
     for m in range(2, groups + 1) if not whole or (thorough and not whole.startswith(NO_SHARE)) else ():

@@ -39,8 +39,11 @@ NO_SHARE = "on a share of a batch, its step raises"
 """Prefix of the reason of a member that cannot step on a share of its batch at all."""
 
 
-def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
-    """Return why a member must stay on one device; empty if it may be split. `data` is a private copy; the member stays unchanged."""
+def why_not_split(live: LiveMember, data: Any, rows: int, *, distinct: int | None = None) -> str:
+    """Return why a member must stay on one device; empty if it may be split.
+
+    `data` is a private copy of `rows` samples: `distinct` ones, repeated in turn, or all different. The member stays unchanged.
+    """
     if live.member.optimizers is not None:
         return "its own step moves the weights, so each share would use only its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
@@ -58,6 +61,9 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
     if _weighs_classes(live.member.loss):
         return "its loss has weights of classes, so it is not a mean over samples"
     reason = ""
+    share = -(-rows // 3)  # halves would hide a step that gives all shares the same weight
+    if share > 1 and share % (distinct or rows) == 0:
+        share -= 1  # shares of the same samples would hide statistics over a batch
     for double in (True, False):
         inputs = map_leaves(widen_floats, data) if double else data
         with attempt() as tried:  # a member's code may insist on its own types
@@ -67,8 +73,7 @@ def why_not_split(live: LiveMember, data: Any, rows: int) -> str:
             reason = f"its step raises {tried.error}"
             continue
         with attempt() as tried:
-            # Unequal shares: halves would hide a step that gives all shares the same weight.
-            shared = _run_backward(live, inputs, (0, -(-rows // 3), rows), double=double)
+            shared = _run_backward(live, inputs, (0, share, rows), double=double)
         if tried.error:
             return f"{NO_SHARE} {tried.error}"
         return next(_differences(live, whole, shared, moved, flatten(inputs)[0]), "")
