@@ -136,6 +136,21 @@ def test_batches_with_ignored_targets_are_whole(ignored: int, fields: dict[str, 
     assert same_bits(lives)
 
 
+def drop_class(batch: Any) -> Any:
+    x, y, *_ = batch
+    return x, y.masked_fill_(y == 3, IGNORED)
+
+
+def test_targets_that_an_augmentation_makes_are_seen(tmp_path: Path) -> None:
+    (x, y), val = packs.samples()
+    late = y.index_fill(0, torch.arange(len(y) // 2), 0)
+    one = member("m", batch_size=20, metrics={}, augment=drop_class, loss=nn.CrossEntropyLoss())
+    data = ((x, late, late), val)
+    lives = split(one, SHARES["three"], tmp_path, data=data)
+    assert distance(lives[0], alone(one, data=data)) <= 1e-9
+    assert same_bits(lives)
+
+
 class Gated(nn.Module):
     """A network with one layer that is never used, and one that is used only if a device's part of the batch is large."""
 

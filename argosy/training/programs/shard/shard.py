@@ -22,8 +22,8 @@ import torch
 
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.stream.trees import flatten
-from argosy.study import Member, ignored_class, own_loss
+from argosy.stream.trees import flatten, map_leaves
+from argosy.study import ignored_class, own_loss
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.shard.flat import FlatGradient
 from argosy.training.programs.shard.parallel import Group, Sum
@@ -92,7 +92,7 @@ class Shard:
             return
         live = self.live
         assert live.cutter is not None
-        bounds = (0.0, float(self.leads)) if _ignores(live.member, batch.data) else (self._low, self._high)
+        bounds = (0.0, float(self.leads)) if self._ignores(batch.data) else (self._low, self._high)
         part = live.cutter.part(batch, *bounds, live.cutting.order)
         with self._solo.modes_kept():
             losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
@@ -126,18 +126,21 @@ class Shard:
         self._batch = self._sum = None
         self._solo.release()
 
+    def _ignores(self, data: Any) -> bool:
+        """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device.
 
-def _ignores(member: Member, data: Any) -> bool:
-    """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device.
-
-    Steps are not asked: those of split members return losses per sample.
-    """
-    loss = own_loss(member.loss)
-    bound = loss.keywords if isinstance(loss, partial) else {}
-    if member.step is not None or loss is None or bound.get("reduction", getattr(loss, "reduction", "mean")) == "none":
-        return False
-    ignored = ignored_class(loss)
-    leaves = flatten(pair_of(member, data)[1])[0]
-    # Torch compares bytes with -100 as with 156.
-    kinds = [torch.int64, torch.int32] if ignored < 0 else [torch.int64, torch.int32, torch.uint8]
-    return any(bool((leaf == ignored).any()) for leaf in leaves if leaf.dtype in kinds)
+        Steps are not asked: those of split members return losses per sample.
+        """
+        member = self.live.member
+        loss = own_loss(member.loss)
+        bound = loss.keywords if isinstance(loss, partial) else {}
+        reduction = bound.get("reduction", getattr(loss, "reduction", "mean"))
+        if member.step is not None or loss is None or reduction == "none":
+            return False
+        if member.augment is not None:  # it may make the targets, and may write into what it gets
+            data = self._solo.augmented(map_leaves(torch.clone, data))
+        leaves = flatten(pair_of(member, data)[1])[0]
+        ignored = ignored_class(loss)
+        # Torch compares bytes with -100 as with 156.
+        kinds = [torch.int64, torch.int32, torch.int16, torch.int8, *([torch.uint8] if ignored >= 0 else [])]
+        return any(bool((leaf == ignored).any()) for leaf in leaves if leaf.dtype in kinds)
