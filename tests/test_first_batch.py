@@ -1148,6 +1148,15 @@ def test_accuracy_of_several_positions_per_sample_is_their_mean() -> None:
         argosy.accuracy((output, output), target)
 
 
+@pytest.mark.parametrize("classes", [160, 256, 300])
+def test_class_numbers_that_are_bytes_count_as_others_do(classes: int) -> None:
+    output = torch.randn(3, classes, 90, generator=GENERATOR)
+    right = output.argmax(1).remainder(256)
+    right[:, 0] = 156  # -100 as a byte
+    assert torch.equal(argosy.accuracy(output, right.byte()), argosy.accuracy(output, right))
+    assert argosy.accuracy(output, right.byte()).min() > 0
+
+
 @pytest.mark.parametrize("ignored", [-100, 255, 0])
 def test_pixels_that_the_loss_ignores_are_not_in_the_accuracy(tmp_path: Path, ignored: int) -> None:
     x = torch.randn(24, 2, 4, 4, generator=GENERATOR)

@@ -86,7 +86,8 @@ def accuracy(output: Any, target: Any, *, ignore_index: int = IGNORED) -> Any:
     right = ((predicted == target) & (largest == largest)).float()
     if right.dim() == 1:
         return right
-    counts = ((target >= 0) & (target < output.shape[1]) & (target != ignore_index)).flatten(1)
+    number = target.long()  # torch compares bytes with 256 as with 0
+    counts = ((number >= 0) & (number < output.shape[1]) & (number != ignore_index)).flatten(1)
     return (right.flatten(1) * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
