@@ -5,8 +5,10 @@ import errno
 import os
 import resource
 import time
+import warnings
 import zipfile
 from collections import Counter, OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,22 @@ def test_what_torch_warns_of_when_it_reads_a_file_is_no_damage(tmp_path: Path) -
     """Sparse tensors from torch 2.14 on, and this protocol in all versions."""
     torch.save({"edges": torch.eye(3).to_sparse()}, tmp_path / "one.pt", pickle_protocol=3)
     assert checkpoint.load(tmp_path / "one.pt")["edges"].to_dense().equal(torch.eye(3))
+
+
+def test_reading_in_several_threads_leaves_the_filters_of_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save({"a": 1}, tmp_path / "one.pt")
+    read, before, seconds = torch.load, list(warnings.filters), iter((0.1, 0.2))
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:
+        time.sleep(next(seconds))  # the thread that begins first also ends first
+        return read(*arguments, **keywords)
+
+    monkeypatch.setattr(torch, "load", slow)
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(checkpoint.load, [tmp_path / "one.pt"] * 2)] == [{"a": 1}] * 2
+    assert warnings.filters == before
 
 
 def test_what_could_not_be_opened_again_is_named() -> None:

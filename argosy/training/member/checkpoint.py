@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
@@ -48,6 +49,8 @@ OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.
 MOST_NAMED = 5
 """Most keys that a message names."""
 ADVICE = "Restore the original file, or train in another directory."
+READING = threading.Lock()
+"""Held while warnings are ignored: two threads that read networks could leave them ignored for the whole process."""
 
 
 def save(state: Mapping[str, Any], path: Path) -> str:
@@ -108,7 +111,7 @@ def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, A
         path = _resolve_link(path)
         check_file(path, sha256)
         _check_size(path)
-        with warnings.catch_warnings(action="ignore"):  # of sparse tensors, since torch 2.14
+        with READING, warnings.catch_warnings(action="ignore"):  # of sparse tensors, since torch 2.14
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (ArgosyError, MemoryError):
         raise
