@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from argosy.disk.files import NO_LINKS, check_directory, open_append_descriptor, open_plain, read_lines, unfinished_name
+from argosy.disk.files import NO_LINKS, check_directory, open_append_descriptor, open_plain, read_lines
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 
@@ -122,7 +122,8 @@ class Lock:
 
     def _check_links(self) -> None:
         """Raise RunError before anything trains if the file system has no symbolic links, as many network and USB disks."""
-        link = unfinished_name(self.path)
+        link = self.path.with_name(f".{self.path.name}.link")
+        link.unlink(missing_ok=True)  # a killed process may have left it
         try:
             link.symlink_to(self.path.name)
         except OSError as error:
