@@ -51,8 +51,8 @@ class Enlist(Message):
     """Source text, by file, of code that is pickled by value; for tracebacks."""
     path: tuple[str, ...]
     """Folders in which the modules that the definitions name are found."""
-    imported: Mapping[str, Sequence[str]]
-    """Digests of the code that they use from the user's modules, which each process imports for itself."""
+    imported: Mapping[str, Sequence[str | tuple[float, float]]]
+    """Digests of the code, and sketches of the arrays, that they use from the user's modules, which each process imports for itself."""
 
 
 class Measure(Message):

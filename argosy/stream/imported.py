@@ -4,11 +4,15 @@ import contextlib
 import functools
 import importlib.metadata
 import itertools
+import math
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from argosy.errors import StudyError
 from argosy.readings import PLAIN, closure_variables, instructions_of, is_own
@@ -18,22 +22,34 @@ from argosy.study import FACTORIES, Data, Member
 
 __all__ = ["ImportDigests", "check_imports", "digest_imports"]
 
-ImportDigests = Mapping[str, Sequence[str]]
-"""Digests of functions, classes and constants, and versions of installed packages, by name."""
+ImportDigests = Mapping[str, Sequence[str | tuple[float, float]]]
+"""Digests of functions, classes and constants, versions of installed packages, and sketches of arrays and networks, by name."""
 MOST_NAMED = 3
+SAMPLED = 4096
+"""About the most elements of an array that its sketch is computed from."""
+HUGE = 1e100
+"""Larger elements and NaN, which marks of missing values are, are left out."""
+TOLERANCE = 1e-3
+"""Difference between two sketches, relative to the norm, that rounding may cause, as with other numbers of threads."""
 
 
-def digest_imports(values: Iterable[Any]) -> ImportDigests:
+def digest_imports(values: Iterable[Any], *, arrays: bool = True) -> ImportDigests:
     """Return the digests of what these members, data and functions use from modules of the user, and the versions of packages."""
     code = CodeReader()
     for value in values:
         for read in _read_of(value):
             code.read(read)
-    digests: dict[str, list[str]] = {}
+    digests: dict[str, list[str | tuple[float, float]]] = {}
     for part, digest in code.parts_read():
         module = part.module if isinstance(part, Global) else part.__module__
-        if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
-            digests.setdefault(f"{module}.{part_name(part)}", []).append(digest)
+        if module not in sys.modules or module == "__main__" or _is_state(part):
+            continue
+        name = f"{module}.{part_name(part)}"
+        if _is_as_imported(part):
+            digests.setdefault(name, []).append(digest)
+        for key, value in _held_by(part).items() if arrays else ():
+            if (sketch := _sketch(value)) is not None:
+                digests.setdefault(f"{name}{key}", []).append(sketch)
     for package in code.packages:
         if sys.modules.get(package) and (version := _version_of(package)):
             digests[f"the version of {package}"] = [version]
@@ -62,15 +78,62 @@ def _read_of(value: Any) -> Iterable[Any]:
 def check_imports(values: Iterable[Any], wanted: ImportDigests) -> None:
     """Raise StudyError if this process has imported something that differs from `wanted`, the digests of another process."""
     digests = digest_imports(values)
-    others = [name for name in wanted if not {*digests.get(name, ())} <= {*wanted[name]}]
+    others = [name for name in wanted if not all(_is_among(one, wanted[name]) for one in digests.get(name, ()))]
+    named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
+    if others and not any(isinstance(wanted[name][0], str) for name in others):
+        raise StudyError(
+            f"{named}: values that a module holds are not the same in all processes of the run, because each process imports "
+            "modules itself. If they are drawn at random, draw them in the network and keep them in a buffer: "
+            'self.register_buffer("B", torch.randn(2, 16)), or give their generator a seed: '
+            "torch.randn(2, 16, generator=torch.Generator().manual_seed(0)). If the script changes them, change them in the "
+            "module, or bind them to the function that reads them: functools.partial(Net, B=B)."
+        )
     if others:
-        named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
         raise StudyError(
             f"{named}: not the same in all processes of the run, because each process imports modules itself. If a "
             "file was changed since the run or a notebook's kernel began, restore it, or start the run or the kernel "
             "again. Give all nodes the same files and packages. If the script sets it, set it in the module, or bind it "
             "to the function that reads it: functools.partial(loss, scale=2.0)."
         )
+
+
+def _is_among(found: str | tuple[float, float], wanted: Sequence[str | tuple[float, float]]) -> bool:
+    """Return whether a digest is one of these, or a sketch is nearly one of these."""
+    if isinstance(found, str):
+        return found in wanted
+    return any(not isinstance(one, str) and math.dist(found, one) <= TOLERANCE * one[0] for one in wanted)
+
+
+def _held_by(part: Part) -> dict[str, Any]:
+    """Return the values that a part holds: by "" that of a global, by name the attributes of a class or the closure of a function."""
+    if isinstance(part, Global):
+        return {"": part.value}
+    held = vars(part) if isinstance(part, type) else closure_variables(part)
+    return {f".{key}": value for key, value in held.items()}
+
+
+def _sketch(value: Any) -> tuple[float, float] | None:
+    """Return the norm and a projection of an array, or of a network's tensors. Draws of random values differ in them.
+
+    None for anything else, and if all elements are equal, as in a cache that calls fill.
+    """
+    of_network = [*value.parameters(), *value.buffers()] if isinstance(value, torch.nn.Module) else []
+    arrays = [value] if isinstance(value, torch.Tensor | np.ndarray) else of_network
+    samples = np.concatenate([_sample(one) for one in arrays] or [[]])
+    samples = samples[np.abs(samples) < HUGE]
+    if not len(samples) or np.ptp(samples) == 0:
+        return None
+    return float(np.linalg.norm(samples)), float(samples @ np.cos(np.arange(len(samples))))
+
+
+def _sample(array: Any) -> Any:
+    """Return elements of an array at equal distances, as float64; none of an array without numbers."""
+    if isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided or array.is_meta or array.is_quantized:
+            return []
+        return array.detach().reshape(-1)[:: array.numel() // SAMPLED + 1].real.to("cpu", torch.float64).numpy()
+    flat = np.asarray(array).reshape(-1)[:: array.size // SAMPLED + 1]
+    return flat.real.astype(np.float64) if flat.dtype.kind in "biufc" else []
 
 
 def _is_as_imported(part: Part) -> bool:

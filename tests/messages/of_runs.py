@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 import studies
+import torch
 
 import argosy
 from argosy.cli import app as cli
@@ -355,6 +356,14 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     worker.run_worker({"name": "cpu:0", "role": "trainer"}, [os.dup(there.fileno()), -1, heartbeat, -1, -1])
 
 
+def differing_draws(patch: pytest.MonkeyPatch) -> None:
+    """Hold values in a class that another process has in another order."""
+    patch.setattr(studies.Mlp, "frequencies", torch.arange(32.0), raising=False)
+    wanted = digest_imports([studies.member("mlp")])
+    patch.setattr(studies.Mlp, "frequencies", torch.arange(32.0).flip(0))
+    check_imports([studies.member("mlp")], wanted)
+
+
 def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:
     """Request a result that needs an optional package."""
     report = run()
@@ -507,4 +516,5 @@ CASES = {
     "a module that differs in a worker": lambda: check_imports(
         [studies.member("mlp")], {**digest_imports([studies.member("mlp")]), "studies.Mlp": ["another"]}
     ),
+    "random values of a module that differ in a worker": differing_draws,
 }

@@ -481,6 +481,96 @@ def test_a_module_that_is_another_in_a_worker_is_refused(
         argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
 
 
+HOLDING = """
+import numpy as np, torch
+from torch import nn
+{held}
+
+class Net(nn.Module):
+    B = {attribute}
+
+    def __init__(self):
+        super().__init__()
+        self.answer = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.answer(x * {read})
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.full((12,), index / 30) * {read}, index % 3
+"""
+
+
+def holding(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, held: str = "", attribute: str = "None", read: str = "B"
+) -> Any:
+    """Import a module that holds such values, and return it."""
+    (folder / "of_draws.py").write_text(HOLDING.format(held=held, attribute=attribute, read=read))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(sys.modules, "of_draws", sys)  # so that monkeypatch removes the module after the test
+    monkeypatch.delitem(sys.modules, "of_draws")
+    return importlib.import_module("of_draws")
+
+
+@pytest.mark.fresh
+@pytest.mark.parametrize("reader", ["model", "Dataset"])
+def test_values_that_a_module_draws_anew_in_each_process_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    module = holding(tmp_path, monkeypatch, held="B = torch.randn(12)")
+    data = argosy.Data(train=module.Rows() if reader == "Dataset" else studies.Vectors(30))
+    fleet = [studies.member(**({"model": module.Net} if reader == "model" else {}))]
+    study = studies.study(data=data, fleet=fleet, epochs=1, objective="train_loss")
+    with pytest.raises(StudyError, match=r"^of_draws\.B: values that a module holds are not the same in all processes"):
+        argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
+
+
+@pytest.mark.parametrize(
+    ("held", "attribute", "read"),
+    [
+        ("B = torch.randn(12)", "None", "B"),
+        ("B = np.random.default_rng().permutation(12)", "None", "torch.tensor(B)"),
+        ("B = nn.Linear(12, 12)", "None", "B(x)"),
+        ("", "torch.randn(12)", "self.B"),
+        ("def scaled(by):\n    return lambda x: x * by\nB = scaled(torch.randn(12))", "None", "B(x)"),
+    ],
+)
+def test_values_that_differ_in_another_process_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, attribute: str, read: str
+) -> None:
+    module = holding(tmp_path, monkeypatch, held=held, attribute=attribute, read=read)
+    wanted = digest_imports([studies.member(model=module.Net)])
+    check_imports([studies.member(model=module.Net)], wanted)
+    module = importlib.reload(module)
+    with pytest.raises(StudyError, match=r"^of_draws\.\S+: values that a module holds are not the same"):
+        check_imports([studies.member(model=module.Net)], wanted)
+
+
+@pytest.mark.parametrize(
+    ("held", "changed"),
+    [
+        ("B = torch.zeros(12)", "B[3:5] = 7.0"),  # a cache
+        ("B = np.full(12, np.nan)", "B[:] = range(12)"),
+        ("B = torch.ones(())", "B += 1"),  # a counter
+        ("B = torch.linspace(0, 1, 12)", "B *= 1.00001"),  # rounded in another way
+        ("B = np.array(['x', 'y'])", "B[0] = 'z'"),
+    ],
+)
+def test_values_that_may_differ_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, changed: str
+) -> None:
+    module = holding(tmp_path, monkeypatch, held=held)
+    fresh = digest_imports([studies.member(model=module.Net)])
+    exec(changed, vars(module))
+    check_imports([studies.member(model=module.Net)], fresh)
+    in_driver = digest_imports([studies.member(model=module.Net)])
+    check_imports([studies.member(model=importlib.reload(module).Net)], in_driver)
+
+
 @pytest.mark.parametrize(
     "read", ["CFG.scale", "args.scale", "SETTINGS['scale']", "SETTINGS['of']['scale']", "owner.CFG.scale"]
 )

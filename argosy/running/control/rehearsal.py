@@ -130,7 +130,8 @@ def _read(copy: StudyCopy) -> RehearsalResult:
         sys.path.remove(str(copy.folder))
     return RehearsalResult(
         modules=_imported_from(copy.folder),
-        imported=digest_imports(study.members),
+        # Arrays may have changed in the driver's process, where an inline run trains.
+        imported=digest_imports(study.members, arrays=False),
         fingerprints=identities_of_arrays(study.data),
     )
 
