@@ -94,9 +94,9 @@ def test_a_turn_that_is_made_again_moves_frozen_weights_once(monkeypatch: pytest
     assert moving == [1] * 12
 
 
-def wide_enough() -> nn.Module:
+def wide_enough(hidden: int = 64) -> nn.Module:
     """Return a network with the same bits in a program as alone."""
-    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
+    return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Linear(hidden, 4))
 
 
 def normed() -> nn.Module:
@@ -135,6 +135,25 @@ def test_where_memory_ends_fewer_are_tried(
     assert tuple(admission.packs) == ((names,) if room > 1 else ())
     words = "there is not enough memory to try 2 side by side: OutOfMemoryError: no memory"
     assert admission.alone == ({} if room > 1 else dict.fromkeys(names, words))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_members_of_large_samples_stay_alone_without_a_copy_of_them(
+    alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check holds 16 samples twice: with samples of 100 MB, 3.2 GB."""
+    models = [partial(wide_enough, 64 if alike else 64 + n) for n in range(3)]
+    members = [member(f"m{n}", model=one, dtype=torch.float32, batch_size=2) for n, one in enumerate(models)]
+    samples = 16 * (16 * 4 + 8)
+    monkeypatch.setattr(fused_check, "MAX_BYTES", samples)
+    assert sum(map(len, (packs.admission(members).packs or packs.admission(members).grouped).keys())) == 3
+    monkeypatch.setattr(fused_check, "MAX_BYTES", samples - 1)
+    monkeypatch.setattr(fused_check, "fill_block", no_memory)
+    admission = packs.admission(members)
+    assert not admission.packs and not admission.grouped
+    reasons = {**admission.alone, **{name: why for names, why in admission.failed.items() for name in names}}
+    found = "its samples are large: 16 of them, which would be compared, take 1.1 KiB, more than 1.1 KiB"
+    assert reasons == dict.fromkeys(("m0", "m1", "m2"), found)
 
 
 def wide() -> nn.Module:

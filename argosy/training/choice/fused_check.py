@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from argosy.errors.wording import format_bytes
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.padding import batch_form
@@ -38,6 +39,8 @@ NUMBERS, STEPS = 8000, 16
 """Weight updates to compare per member when bits are to be equal, and the most steps for that: a small network may agree by chance."""
 SAMPLES = 16
 """Fewest samples to compare of each other batch length: losses and gradients of a few may agree by chance."""
+MAX_BYTES = 256 * 2**20
+"""Most memory for those samples. Members alone and together each get a copy of them, and training has no other use for so many."""
 Comparison = Literal["bits", "float64", "float32"]
 """How results are compared, the strictest first: to the bit, or up to rounding in one of these types."""
 
@@ -63,6 +66,10 @@ def check_together(
 ) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
     # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
+    compared = SAMPLES * sum(leaf[:1].nbytes for leaf in block.leaves)
+    if compared > MAX_BYTES:
+        most = f"{SAMPLES} of them, which would be compared, take {format_bytes(compared)}, more than {format_bytes(MAX_BYTES)}"
+        return CheckOutcome(reason=f"its samples are large: {most}")
     exact = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None
     by: Comparison = "bits" if exact else "float64"
     while True:
