@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,13 @@ def test_a_damaged_study_json_stops_no_resume_unsaid(whole: Path, tmp_path: Path
     study = studies.study(90, fleet=[studies.member("one"), studies.member("two", hidden=8)], epochs=2)
     with pytest.raises(RunError, match=r"study\.json is damaged"):
         argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
-    (run / "study.json").unlink()
-    report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
-    assert {row.epochs for row in report.rows} == {2}
+    for epochs in (1, 2):
+        (run / "study.json").unlink()
+        study = replace(study, stop=argosy.MaxEpochs(epochs))
+        with pytest.warns(UserWarning, match=r"has no study\.json, so it was not checked"):
+            report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+        assert {row.epochs for row in report.rows} == {epochs}
+        assert not audit(run)
 
 
 def a_folder(name: str) -> Callable[[Path], None]:

@@ -270,7 +270,8 @@ def test_nothing_is_written_through_a_link_that_was_planted(tmp_path: Path) -> N
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(treasure)
     (run / "study.json").unlink()
-    train(run, epochs=2)
+    with pytest.warns(UserWarning, match=r"has no study\.json"):
+        train(run, epochs=2)
     reporting_cli.report(run, html=True, csv_file=f"{run}/curves.csv")
     assert treasure.read_text() == "mine"
     assert (run / "curves.csv").read_text().startswith("member,")

@@ -122,12 +122,15 @@ class Driver(ActingPart):
         run.view.study(run.study)
         # Before anything else: the directory may belong to another study.
         run.identity.check(run.study)
+        run.identity.warn_if_missing()
         self.carry_out.call_resting()
         if not self.members.waiting:
             # Nothing is left to train, so no feeder will open the data.
-            run.identity.check(run.study, fingerprints=identities_of_arrays(run.study.data))
+            fingerprints = identities_of_arrays(run.study.data)
+            run.identity.check(run.study, fingerprints=fingerprints)
             self.carry_out.settle_undecided()
-            run.identity.update_left_out(run.study)
+            lengths = None if self.state.started is None else self.state.started.lengths
+            run.identity.update(run.study, fingerprints=fingerprints, lengths=lengths)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
         if run.ensemble_judge is not None:

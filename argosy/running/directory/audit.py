@@ -38,7 +38,7 @@ def audit(directory: Path) -> list[str]:
     summary = read_study(directory)
     if summary is None:
         raise RunError(
-            f"{directory} has no study.json: the run ended before anything was trained. Run the same command again."
+            f"{directory} has no study.json: the run ended before anything was trained, or the file was deleted. Run the same command again."
         )
     _check_lengths(directory, state, summary)
     auditor = _Auditor(state, summary)

@@ -11,6 +11,7 @@ from typing import Any
 
 from argosy.disk.files import open_append
 from argosy.errors import RunError
+from argosy.errors.warned import warn_caller
 from argosy.results.fold import MemberState
 from argosy.running.directory.study_json import (
     MEMBER_FIELDS,
@@ -72,6 +73,15 @@ class Identity:
         """Return ``study.json`` of the earlier driver."""
         return read_study(self.directory)
 
+    def warn_if_missing(self) -> None:
+        """Warn if members have trained and ``study.json`` is missing, so that a changed study is not noticed."""
+        if self.found is None and self._begun:
+            warn_caller(
+                f"{self.directory} has no study.json, so it was not checked whether its members began with this study. They "
+                "continue with their weights and the states of their optimizers, which hold learning rates. If the study has "
+                "changed since, restore a copy of study.json, or start over (fresh=True, --fresh)."
+            )
+
     def check(self, study: Study, **known: Any) -> None:
         """Raise RunError with all differences from the earlier study that can be seen from what is `known` so far."""
         if self.found is not None:
@@ -87,10 +97,12 @@ class Identity:
         # After study.json, which now has these members.
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
-    def update_left_out(self, study: Study) -> None:
-        """Rewrite the members of a run with nothing to train, if its study has lost members or got them back."""
+    def update(self, study: Study, **known: Any) -> None:
+        """Write the members of a run with nothing to train, if they are missing, or its study has lost members or got them back."""
         earlier = self.found
-        if earlier is not None and any(
+        if earlier is None and self._begun:
+            write_json(self.directory / "study.json", self._summary(study, **known))
+        elif earlier is not None and any(
             (name in study.names) == one.get("left_out", False) for name, one in earlier["members"].items()
         ):
             described = {**earlier, **self._summary(study), **{key: earlier[key] for key in LATE if key in earlier}}

@@ -44,7 +44,7 @@ def load_timed(directory: str | Path, *, study: Study | None = None, compares: b
         how = (
             "is not open yet. Try again in a moment"
             if working
-            else "was not open when the run ended. Run the same command again"
+            else "was not open when the run ended, or the file was deleted. Run the same command again"
         )
         raise RunError(f"{directory} has no study.json: the data {how}.")
 
