@@ -190,6 +190,7 @@ class Causal(nn.Module):
         ({"step": each, "metrics": {}, "accumulate": 2}, ""),
         ({"model": Causal}, ""),
         ({"model": doing(early)}, "reads values of a batch"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none").forward, "accumulate": 16}, ""),
         ({"dtype": torch.float64}, ""),
         ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
         ({"model": doing(strict)}, ""),

@@ -54,7 +54,7 @@ class Solo:
         self._losses: torch.Tensor | None = None
         """Losses of that batch, per sample or their mean; None if all its samples are broken."""
         self.one_number = False
-        """Whether the losses of the last backward pass were one number for the batch."""
+        """Whether the losses of a backward pass of several samples were one number."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
         self._foreseen = PendingLabels((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
@@ -325,7 +325,8 @@ class Solo:
                 check_not_doubled(self.live.member, weights, left)
         else:
             losses = self._moved(data)
-        losses, self.one_number = losses.detach(), not losses.dim()
+        losses = losses.detach()
+        self.one_number |= rows > 1 and not losses.dim()
         return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
 
     def _moved(self, data: Any) -> torch.Tensor:
