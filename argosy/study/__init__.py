@@ -21,6 +21,7 @@ from argosy.study.member import (
     accuracy,
     check_outside,
     ignored_class,
+    is_torchs,
     own_loss,
     sharing_warnings,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Terms",
     "accuracy",
     "ignored_class",
+    "is_torchs",
     "own_loss",
     "sharing_warnings",
 ]

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from argosy.averages import Average, check_average
-from argosy.bindings import bound_arguments
+from argosy.bindings import bound_arguments, unwrap_partials
 from argosy.described import document_fields, short_repr
 from argosy.errors import StudyError
 from argosy.errors.checks import (
@@ -106,6 +106,13 @@ def ignored_class(loss: Any) -> int:
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
     index: object = bound.get("ignore_index", getattr(loss, "ignore_index", None))
     return int(index) if isinstance(index, Integral) else IGNORED  # other libraries' may be None, or a list
+
+
+def is_torchs(loss: Any) -> bool:
+    """Return whether a loss is one of torch, or none: their means are known to be over samples, or over the targets that are not ignored."""
+    loss = own_loss(loss)
+    module, function = type(loss).__module__, getattr(unwrap_partials(loss), "__module__", "")
+    return loss is None or module == "torch.nn.modules.loss" or function == "torch.nn.functional"
 
 
 accuracy.__module__ = "argosy.study"  # where users import it from, and its name in the directories of earlier versions

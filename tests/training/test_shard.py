@@ -136,6 +136,25 @@ def test_batches_with_ignored_targets_are_whole(ignored: int, fields: dict[str, 
     assert same_bits(lives)
 
 
+def test_losses_per_sample_need_no_whole_batches(tmp_path: Path) -> None:
+    (x, y), val = packs.samples()
+    data = (x, y.where(y != 3, IGNORED)), val
+    one = member(
+        "m", batch_size=20, metrics={}, loss=lambda output, y: nn.functional.cross_entropy(output, y, reduction="none")
+    )
+    found, ignores = [], Shard._ignores
+
+    def noted(shard: Shard, batch: Any) -> bool:
+        found.append(ignores(shard, batch))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Shard, "_ignores", noted)
+        lives = split(one, SHARES["three"], tmp_path, data=data)
+    assert found and not any(found)
+    assert distance(lives[0], alone(one, data=data)) <= 1e-9
+
+
 def drop_class(batch: Any) -> Any:
     x, y, *_ = batch
     return x, y.masked_fill_(y == 3, IGNORED)

@@ -191,6 +191,7 @@ class Causal(nn.Module):
         ({"model": Causal}, ""),
         ({"model": doing(early)}, "reads values of a batch"),
         ({"loss": nn.CrossEntropyLoss(reduction="none").forward, "accumulate": 16}, ""),
+        ({"loss": nn.CrossEntropyLoss(torch.ones(4)).forward}, "its loss returns one number for a batch"),
         ({"dtype": torch.float64}, ""),
         ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
         ({"model": doing(strict)}, ""),

@@ -21,9 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from argosy.bindings import unwrap_partials
 from argosy.stream.trees import flatten, map_leaves
-from argosy.study import Member, own_loss
+from argosy.study import is_torchs, own_loss
 from argosy.training.choice.copies import copy_for_trial, widen_floats
 from argosy.training.device.attempts import attempt
 from argosy.training.device.equivalence import DOUBLE, ComparedPair, difference, gradient_pairs, rounding_share
@@ -179,17 +178,11 @@ def _differences(
         yield "when split, its loss differs from that of the whole batch"
     if whole.read:
         yield "its step reads values of a batch (if, item()), and may go another way for a share of a later batch"
-    if whole.one_number and not _is_torchs(live.member):
+    if whole.one_number and (live.member.step is not None or not is_torchs(live.member.loss)):
         yield (
             f"its {'loss' if live.member.step is None else 'step'} returns one number for a batch, which may be no mean over samples for "
             "later batches. Return one loss per sample, for example by reduction='none'"
         )
-
-
-def _is_torchs(member: Member) -> bool:
-    """Return whether a member has a loss of torch, whose means are known to be over samples or are treated by `Shard`."""
-    loss = unwrap_partials(own_loss(member.loss))
-    return member.step is None and (loss is None or loss.__module__ in (functional.__name__, nn.MSELoss.__module__))
 
 
 def _weighs_classes(loss: Any) -> bool:

@@ -23,7 +23,7 @@ import torch
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, map_leaves
-from argosy.study import ignored_class, own_loss
+from argosy.study import ignored_class, is_torchs, own_loss
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.shard.flat import FlatGradient
 from argosy.training.programs.shard.parallel import Group, Sum
@@ -129,13 +129,13 @@ class Shard:
     def _ignores(self, data: Any) -> bool:
         """Return whether the loss of a batch may be a mean over some of its targets only, as without unlabelled pixels; waits for the device.
 
-        Steps are not asked: those of split members return losses per sample.
+        Steps and losses that are not torch's are not asked: those of split members return losses per sample.
         """
         member = self.live.member
         loss = own_loss(member.loss)
         bound = loss.keywords if isinstance(loss, partial) else {}
         reduction = bound.get("reduction", getattr(loss, "reduction", "mean"))
-        if member.step is not None or loss is None or reduction == "none":
+        if member.step is not None or loss is None or reduction == "none" or not is_torchs(loss):
             return False
         if member.augment is not None:  # it may make the targets, and may write into what it gets
             data = self._solo.augmented(map_leaves(torch.clone, data))
