@@ -1,6 +1,7 @@
 """Tests that a member stays on one device, with a reason, if shares of a batch would give other results than the whole batch."""
 
 import random
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import SWALR
@@ -167,6 +169,21 @@ def early(module: Doing, x: Tensor) -> Tensor:
     return x if x.softmax(1).amax(1).mean() > 0.99 else 2 * x
 
 
+def branched(module: Doing, x: Tensor) -> Tensor:
+    return x * torch.cond(x.detach().mean() > 9, lambda z: z.sin(), lambda z: z.cos(), (torch.ones(1),))
+
+
+def attended(module: Doing, x: Tensor) -> Tensor:
+    each = x.detach().float().view(-1, 1, 2, 2)
+    with warnings.catch_warnings(action="ignore"):  # it is not compiled
+        return x + flex_attention(each, each, each).view(-1, 4)
+
+
+def compiled(module: Doing, x: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):  # torch's own, about gradients
+        return torch.compile(torch.tanh, backend="eager", fullgraph=True)(x)
+
+
 class Causal(nn.Module):
     """A network whose layers, of torch, read whether the mask is causal."""
 
@@ -190,6 +207,11 @@ class Causal(nn.Module):
         ({"step": each, "metrics": {}, "accumulate": 2}, ""),
         ({"model": Causal}, ""),
         ({"model": doing(early)}, "reads values of a batch"),
+        ({"model": doing(lambda m, x: x if torch.allclose(x, 2 * x) else 2 * x)}, "reads values of a batch"),
+        ({"model": doing(branched)}, "reads values of a batch"),
+        ({"model": doing(lambda m, x: x * float(m.layer.bias[0]))}, ""),
+        ({"model": doing(attended), "dtype": torch.float32}, ""),
+        ({"model": doing(compiled)}, ""),
         ({"loss": nn.CrossEntropyLoss(reduction="none").forward, "accumulate": 16}, ""),
         ({"loss": nn.CrossEntropyLoss(torch.ones(4)).forward}, "its loss returns one number for a batch"),
         ({"dtype": torch.float64}, ""),

@@ -36,6 +36,8 @@ __all__ = ["NO_SHARE", "why_not_split"]
 
 NO_SHARE = "on a share of a batch, its step raises"
 """Prefix of the reason of a member that cannot step on a share of its batch at all."""
+READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
+BRANCHES = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 
 
 def why_not_split(live: LiveMember, data: Any, rows: int, *, distinct: int | None = None) -> str:
@@ -96,12 +98,27 @@ class BackwardResult:
 
 
 class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether a value of a tensor is read while it is active, other than by torch's own layers, which treat samples alike."""
+    """Notes whether a value of a tensor is read while it is active, other than by torch's own layers, which treat samples alike.
+
+    Weights and buffers of `model` may be read: each share has the same.
+    """
 
     any = False
+    supports_higher_order_operators = True  # such as flex_attention
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let functions compile inside: with `fullgraph=True` they raise if they may not, and so does flex_attention."""
+        return True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._own = {_memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
+        if func in BRANCHES:
+            self.any = True
+        elif func in READS and _memory_of(args[0]) not in self._own:
             callers = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(1)))
             caller = next((name for name in callers if not name.startswith(("torch._", "torch.utils."))), "torch.")
             self.any |= not caller.startswith(("torch.", "argosy."))
@@ -122,7 +139,7 @@ def _run_backward(
     # Writes through `.data` are not counted. Weights that are not trained are those of the member also in a mode of its optimizer's.
     values = {n: w for n, w in live.model.named_parameters() if not (moded and w.requires_grad)}
     losses = []
-    with solo.active(), _Reads() as reads:  # type: ignore[no-untyped-call]
+    with solo.active(), _Reads(copied.model) as reads:
         solo.drop_gradients()
         for start, stop in itertools.pairwise(bounds):
             part = map_leaves(itemgetter(slice(start, stop)), data)
@@ -193,6 +210,10 @@ def _weighs_classes(loss: Any) -> bool:
     if not isinstance(loss, functools.partial) or loss.func not in (functional.cross_entropy, functional.nll_loss):
         return False
     return loss.keywords.get("weight") is not None and loss.keywords.get("reduction", "mean") == "mean"
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _place_of(weight: Tensor) -> tuple[int, int, int]:
