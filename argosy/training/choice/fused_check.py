@@ -65,12 +65,12 @@ def check_together(
     lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]
 ) -> "CheckOutcome":
     """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
-    # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
     compared = SAMPLES * sum(leaf[:1].nbytes for leaf in block.leaves)
-    if compared > MAX_BYTES:
+    # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
+    exact = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None
+    if exact and compared > MAX_BYTES:
         most = f"{SAMPLES} of them, which would be compared, take {format_bytes(compared)}, more than {format_bytes(MAX_BYTES)}"
         return CheckOutcome(reason=f"its samples are large: {most}")
-    exact = lives[0].backend.device.type == "cpu" and batch_form(block.tree) is None
     by: Comparison = "bits" if exact else "float64"
     while True:
         try:
