@@ -145,6 +145,11 @@ def test_a_damaged_study_json_stops_no_resume_unsaid(whole: Path, tmp_path: Path
             report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
         assert {row.epochs for row in report.rows} == {epochs}
         assert not audit(run)
+    (run / "study.json").unlink()
+    with pytest.warns(UserWarning, match=r"has no study\.json"):
+        argosy.train(replace(study, members=study.members[:1]), directory=run, launcher="inline", devices="cpu:1")
+    report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    assert {row.name for row in report.rows} == {"one", "two"}
 
 
 def a_folder(name: str) -> Callable[[Path], None]:

@@ -102,8 +102,10 @@ class Identity:
         earlier = self.found
         if earlier is None and self._begun:
             write_json(self.directory / "study.json", self._summary(study, **known))
-        elif earlier is not None and any(
-            (name in study.names) == one.get("left_out", False) for name, one in earlier["members"].items()
+        elif earlier is not None and (
+            any((name in study.names) == one.get("left_out", False) for name, one in earlier["members"].items())
+            # Left out when study.json, which had been lost, was written again.
+            or self._begun & {*study.names} - earlier["members"].keys()
         ):
             described = {**earlier, **self._summary(study), **{key: earlier[key] for key in LATE if key in earlier}}
             self._merge_earlier(earlier, described)
