@@ -117,7 +117,8 @@ def _sketch(value: Any) -> tuple[float, float] | None:
 
     None for anything else, and if all elements are equal, as in a cache that calls fill.
     """
-    of_network = [*value.parameters(), *value.buffers()] if isinstance(value, torch.nn.Module) else []
+    network = torch.nn.Module  # its own functions: a subclass may have other attributes of these names
+    of_network = [*network.parameters(value), *network.buffers(value)] if isinstance(value, network) else []
     arrays = [value] if isinstance(value, torch.Tensor | np.ndarray) else of_network
     samples = np.concatenate([_sample(one) for one in arrays] or [[]])
     samples = samples[np.abs(samples) < HUGE]
@@ -131,7 +132,13 @@ def _sample(array: Any) -> Any:
     if isinstance(array, torch.Tensor):
         if array.layout is not torch.strided or array.is_meta or array.is_quantized:
             return []
-        return array.detach().reshape(-1)[:: array.numel() // SAMPLED + 1].real.to("cpu", torch.float64).numpy()
+        return (
+            array.detach()
+            .reshape(-1)[:: array.numel() // SAMPLED + 1]
+            .real.to("cpu", torch.float64)
+            .resolve_neg()
+            .numpy()
+        )
     flat = np.asarray(array).reshape(-1)[:: array.size // SAMPLED + 1]
     return flat.real.astype(np.float64) if flat.dtype.kind in "biufc" else []
 
