@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import studies
 
@@ -39,9 +40,10 @@ def test_more_than_a_run_can_have_is_refused(setting: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("setting", ["compile", "retry_failed"])
-def test_a_text_is_no_flag(setting):
-    with pytest.raises(StudyError, match=f"{setting} is 'no'; it must be True or False."):
-        Settings(**{setting: "no"})
+@pytest.mark.parametrize("value", ["no", np.bool_(1)])  # numpy's type is named bool, too
+def test_a_text_is_no_flag(setting, value):
+    with pytest.raises(StudyError, match=f"{setting} is {value!r}; it must be True or False."):
+        Settings(**{setting: value})
 
 
 def test_times_of_zero_are_for_those_that_mean_at_once() -> None:

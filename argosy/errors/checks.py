@@ -366,8 +366,8 @@ def check_not_an_iterator(what: str, dataset: Any) -> None:
 
 
 def describe_value(value: Any) -> str:
-    """Return the repr of a plain value, or the type of any other value, for a message."""
-    if value is None or isinstance(value, bool | int | float | str):
+    """Return the repr of a plain value or a scalar of numpy or torch, or the type of any other value, for a message."""
+    if value is None or isinstance(value, bool | int | float | str) or getattr(value, "shape", None) == ():
         return repr(value)
     return f"an instance of {type(value).__name__}"
 
