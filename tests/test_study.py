@@ -138,7 +138,7 @@ DATA = {
     "objects": (holding(arrays=(np.array([[], None], object),)), "has dtype object, but samples must be numbers"),
     "a number": (
         holding(arrays=(torch.tensor(3),)),
-        "Data.arrays[0] is an instance of Tensor; it must be a tensor or an",
+        "Data.arrays[0] is tensor(3); it must be a tensor or an array with one row per sample.",
     ),
     "lengths": (
         holding(arrays=(torch.zeros(9), [1, 2])),

@@ -89,6 +89,7 @@ def test_a_sampler_is_told_what_all_trials_before_its_wave_have_reached(tmp_path
 
 @pytest.mark.parametrize("sampler", [TPE, Watching])
 @pytest.mark.parametrize("terms", [{}, {"scheduler": "asha", "n_trials": 9, "at_once": 3}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*has no study.json")
 def test_a_killed_search_that_learns_ends_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any], sampler: Any
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_search_that_learns_goes_on_with_more_epochs_and_stays_as_it_ended(
         assert [(one.state, one.value, one.intermediate_values) for one in study.trials] == facts
 
 
+@pytest.mark.filterwarnings("ignore:.*has no study.json")
 def test_a_wave_waits_for_a_trial_that_trains_its_last_section_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_by_default_trials_of_several_objectives_have_a_sampler_of_their_own(tmp
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*has no study.json")
 def test_a_killed_search_ends_with_the_same_trials_and_goes_on_with_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any]
 ) -> None:

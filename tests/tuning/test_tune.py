@@ -171,6 +171,7 @@ def test_totals_grow_and_trials_that_are_over_go_on(tmp_path: Path) -> None:
     assert outcome(tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)) == outcome(report)
 
 
+@pytest.mark.filterwarnings("ignore:.*has no study.json")
 def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> None:
     def suggest(trial: optuna.Trial) -> dict[str, Any]:
         kind = trial.suggest_categorical("kind", ["good", "bad", "wild"])
