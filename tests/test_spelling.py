@@ -197,6 +197,16 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "xyzzy=; choose one of X, y, members, stop, validation, seed, directory, fresh, devices, launcher, policy, nodes,",
     ),
     "one epoch of fit": (partial(argosy.fit, *ARRAYS, member()), {"epoch": 3}, "epoch=. Use stop=, for example"),
+    "values without keywords": (
+        partial(argosy.Study, 1, 2),
+        {},
+        "argosy.Study was given 2 values without keywords, but takes 0. Pass the others by keyword, such as data=.",
+    ),
+    "keyword that is passed already": (
+        partial(argosy.Study, 1),
+        {"data": 2},
+        "Pass the others by keyword, such as members=.",
+    ),
     "member of a study": (study().member, {"name": "mpl"}, "the study has no member 'mpl' (did you mean 'mlp'?)"),
 }
 

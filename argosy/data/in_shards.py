@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from argosy.errors import StudyError
+from argosy.errors.checks import describe_value
 
 __all__ = ["FromShards", "from_shards"]
 
@@ -46,8 +48,12 @@ def from_shards(
     samples in each shard, the pass that would count them is skipped.
 
     Raises:
-        StudyError: if there is no shard, or the number of lengths differs from that of shards.
+        StudyError: if there is no shard, one path instead of several, or the number of lengths differs from that of shards.
     """
+    if isinstance(shards, str | PurePath):
+        raise StudyError(
+            f"from_shards: shards is {describe_value(shards)}; it must be several shards. Pass a list, such as [{str(shards)!r}]."
+        )
     listed = tuple(shards)
     if not listed:
         raise StudyError("from_shards: there are 0 shards. Pass at least 1, for example a list of files.")

@@ -103,14 +103,18 @@ class Ensemble(Preparing):
         return unflatten(list(map(work, outputs, combine_per_output(self.combine, tree))), tree)
 
     def save(self, path: str | Path) -> None:
-        """Write the ensemble as plain data: the state of each network, by name under ``networks``, and how they are combined."""
+        """Write the ensemble as plain data: the state of each network, by name under ``networks``, and how they are combined.
+
+        Missing folders are created."""
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
         with checkpoint.unmerge_weights(self.networks):
             states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
             copied = checkpoint.to_plain(state, host=True)
-        checkpoint.save(copied, user_path(path))
+        path = user_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(copied, path)
 
     @classmethod
     def load(

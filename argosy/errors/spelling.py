@@ -144,7 +144,7 @@ def format_names(names: Iterable[str]) -> str:
 def known_keywords(
     owner: str, *also: Callable[..., Any], tabular: Callable[..., Any] | None = None
 ) -> Callable[[C], C]:
-    """Make a class or function raise a StudyError with a suggestion for unknown keywords.
+    """Make a class or function raise a StudyError with a suggestion for unknown keywords, and for too many values without one.
 
     With `also`, it passes keywords of these on. Its signature stays what it was. An estimator's suggestions begin with keywords of
     `tabular`, which makes its members.
@@ -152,7 +152,10 @@ def known_keywords(
     of_tabular = {} if tabular is None else _keywords(tabular)
 
     def checking(called: Any) -> Any:
-        takes = _keywords(called)
+        own = _keywords(called)
+        takes = dict(own)
+        by_name = [name for name, kind in own.items() if kind is inspect.Parameter.KEYWORD_ONLY]
+        of_init = called.__name__ == "__init__"
         for one in also:
             takes |= {name: kind for name, kind in _keywords(one).items() if kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -160,12 +163,17 @@ def known_keywords(
         def checked(*values: Any, **keywords: Any) -> Any:
             for keyword in keywords:
                 if keyword not in takes:
-                    of_init = values[1:2] if called.__name__ == "__init__" else ()
-                    named = "".join(f" {value!r}" for value in of_init if isinstance(value, str))
+                    name = values[1:2] if of_init else ()
+                    named = "".join(f" {value!r}" for value in name if isinstance(value, str))
                     members = f". Pass members=argosy.tabular({keyword}=...)" if keyword in of_tabular else ""
                     raise StudyError(
                         f"{owner}{named} has no keyword {keyword}={members or _advice_for(keyword, takes)}."
                     )
+            given, most = len(values) - of_init, len(own) - len(by_name)
+            if given > most and (left := [name for name in by_name if name not in keywords]):
+                raise StudyError(
+                    f"{owner} was given {given} values without keywords, but takes {most}. Pass the others by keyword, such as {left[0]}=."
+                )
             return called(*values, **keywords)
 
         return checked

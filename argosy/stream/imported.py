@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from argosy.errors import StudyError
 from argosy.readings import PLAIN, closure_variables, instructions_of, is_own
@@ -130,7 +131,7 @@ def _sketch(value: Any) -> tuple[float, float] | None:
 def _sample(array: Any) -> Any:
     """Return elements of an array at equal distances, as float64; none of an array without numbers."""
     if isinstance(array, torch.Tensor):
-        if array.layout is not torch.strided or array.is_meta or array.is_quantized:
+        if is_lazy(array) or array.layout is not torch.strided or array.is_meta or array.is_quantized:
             return []
         return (
             array.detach()

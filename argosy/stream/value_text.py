@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from argosy.readings import PLAIN, attributes_of, closure_variables, is_own, is_own_module
 from argosy.stream.blocks import host_bytes
@@ -210,6 +211,8 @@ class ValueText:
             case Mapping():
                 entries = (f"{self.of(k)}: {self.of(v)}" for k, v in value.items())
                 return f"[{', '.join(sorted(entries) if self.whole is None else entries)}]"
+            case torch.Tensor() if is_lazy(value):
+                return "a lazy tensor"
             case np.ndarray() | torch.Tensor():
                 return _array(value) if self.whole is None else self._whole_array(value)
         own = is_own(type(value)) and (self.whole is None or not _has_hidden_data(type(value)))

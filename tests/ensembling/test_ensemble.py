@@ -117,11 +117,11 @@ def test_greedy_selection_and_temperatures_are_in_the_module(report: argosy.Repo
 
 def test_an_ensemble_is_saved_as_plain_data_and_built_again(report: argosy.Report, tmp_path: Path) -> None:
     ensemble = report.ensemble(select="greedy", calibrate=True)
-    ensemble.save(tmp_path / "ensemble.pt")
-    again = Ensemble.load(tmp_path / "ensemble.pt", [member("wide.r", 10), *argosy.replicate(member("narrow"))])
+    ensemble.save(tmp_path / "new" / "ensemble.pt")
+    again = Ensemble.load(tmp_path / "new" / "ensemble.pt", [member("wide.r", 10), *argosy.replicate(member("narrow"))])
     assert torch.equal(again(X[TEST]), ensemble(X[TEST]))
     assert again.scores == ensemble.scores
-    plain = torch.load(tmp_path / "ensemble.pt", weights_only=True)["networks"]
+    plain = torch.load(tmp_path / "new" / "ensemble.pt", weights_only=True)["networks"]
     best = report.best()
     assert torch.equal(plain[best.name]["1.weight"], best.load()[1].weight)
 

@@ -148,15 +148,16 @@ CASES = {
         lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
     "from_shards without shards": lambda: data.from_shards([], read=rows_from),
-    "a different number of shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
+    "from_shards with one file": lambda: data.from_shards("train.tar", read=rows_from),
+    "a different number of shards and lengths": lambda: data.from_shards(["a", "b"], read=rows_from, lengths=[3]),
     "a shard that became shorter": lambda: open_sources(
-        Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
+        Data(train=data.from_shards(["a", "b"], read=rows_from, lengths=[3, 1]), keep=False), seed=0
     ),
     "shards that ignore the starting row": lambda: open_sources(
-        Data(train=data.from_shards("ab", read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
+        Data(train=data.from_shards(["a", "b"], read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
     ),
     "a stream that draws random numbers and is not kept": lambda: open_sources(
-        Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
+        Data(train=data.from_shards(["a", "b"], read=drawn_from), keep=False), seed=0
     ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),

@@ -233,6 +233,7 @@ CASES = {
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),
     "a keyword that belongs elsewhere": lambda: argosy.Data(arrays=ARRAYS, batch_size=32),
     "a misspelt keyword": lambda: studies.member("mlp", eval_batchsize=7),
+    "values without their keywords": lambda: argosy.Study(argosy.Data(arrays=ARRAYS), []),  # type: ignore[misc]
     "a grid axis that build does not accept": lambda: argosy.grid(lambda lr: studies.member(), rate=[0.1]),
     "devices that are not text": lambda: Settings(devices=2),
     "a command that is not a string": lambda: Settings(on_end=["notify.sh"]),

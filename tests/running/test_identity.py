@@ -558,6 +558,7 @@ def test_values_that_differ_in_another_process_are_noticed(
         ("B = torch.ones(())", "B += 1"),  # a counter
         ("B = torch.linspace(0, 1, 12)", "B *= 1.00001"),  # rounded in another way
         ("B = np.array(['x', 'y'])", "B[0] = 'z'"),
+        ("B = nn.LazyLinear(12)", "B.in_place = True"),
         ("B = nn.Identity()\nB.parameters = {'width': 12}", "B.parameters['width'] = 13"),
         ("B = torch.tensor([1j, 2j], dtype=torch.complex128).conj().imag", "B *= 1.00001"),
     ],
