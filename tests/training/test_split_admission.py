@@ -184,6 +184,18 @@ def compiled(module: Doing, x: Tensor) -> Tensor:
         return torch.compile(torch.tanh, backend="eager", fullgraph=True)(x)
 
 
+class OfGraph(nn.Module):
+    """A network with a sparse matrix among its buffers, as that of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+        self.register_buffer("neighbours", torch.eye(16).to_sparse(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.sparse.mm(self.neighbours, x.t()).t())
+
+
 class Causal(nn.Module):
     """A network whose layers, of torch, read whether the mask is causal."""
 
@@ -212,6 +224,7 @@ class Causal(nn.Module):
         ({"model": doing(lambda m, x: x * float(m.layer.bias[0]))}, ""),
         ({"model": doing(attended), "dtype": torch.float32}, ""),
         ({"model": doing(compiled)}, ""),
+        ({"model": OfGraph}, ""),
         ({"loss": nn.CrossEntropyLoss(reduction="none").forward, "accumulate": 16}, ""),
         ({"loss": nn.CrossEntropyLoss(torch.ones(4)).forward}, "its loss returns one number for a batch"),
         ({"dtype": torch.float64}, ""),

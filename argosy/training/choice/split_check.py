@@ -130,7 +130,8 @@ def _run_backward(
 ) -> BackwardResult:
     """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
     copied = copy_for_trial(live, double=double, nudged=nudged)
-    solo, behaviour, buffers = Solo(copied), watch_behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
+    solo, behaviour = Solo(copied), watch_behaviour(copied)
+    buffers = {n: copy.deepcopy(b) if _is_dense(b) else b for n, b in copied.model.named_buffers()}
     augment, data = token(copied.member.augment), map_leaves(torch.clone, data)
     moded = moded_optimizers_of(copied.optimizer)
     for optimizer in moded:
@@ -213,7 +214,7 @@ def _weighs_classes(loss: Any) -> bool:
 
 
 def _memory_of(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(tensor.untyped_storage()._cdata) if _is_dense(tensor) else id(tensor)
 
 
 def _place_of(weight: Tensor) -> tuple[int, int, int]:
@@ -221,4 +222,10 @@ def _place_of(weight: Tensor) -> tuple[int, int, int]:
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
+    if one is None or other is None or not (_is_dense(one) and _is_dense(other)):
+        return one is other
+    return torch.equal(one, other)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
