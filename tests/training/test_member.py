@@ -1049,6 +1049,12 @@ def test_a_batch_size_above_the_number_of_samples_is_measured_on_batches_of_all_
     assert solo.live.usual_batch == 41  # micro-batches of 13, 13, 13 and 2; of 40 samples the last would have one
 
 
+def test_a_compiled_network_may_be_split() -> None:
+    (block,) = blocks(ORDERS.epoch("train", 0)[:40], 40, arrays=(INPUTS, TARGETS))
+    member = studies.member(model=lambda: torch.compile(nn.Linear(12, 10), backend="eager"), batch_size=16)
+    assert measure(start(member), block, groups=2).whole == ""
+
+
 class Holding(nn.Linear):
     """A network that fills a buffer and an attribute in its first pass, and adds 1 to the attribute `moves` in each training pass."""
 

@@ -281,7 +281,7 @@ def _measure_shares(
     """Return why the member must not be split (empty if it may be), and the seconds of a step on one of m even shares, for m = 2 … `groups`."""
     if groups < 2:
         return "", ()
-    with outside_heap():
+    with outside_heap(), _without_compiling():
         tried = ShownBatch(block, live.usual_batch)
         whole = why_not_split(live, tried.data, tried.rows, distinct=int(block.sound.sum()))
     seconds: list[float] = []
