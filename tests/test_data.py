@@ -406,6 +406,11 @@ def test_decimals_are_numbers() -> None:
     assert (found.classes, found.targets.tolist()) == ((), [2, np.float32(1e20)])
 
 
+def test_flags_of_numpy_among_objects_are_numbers() -> None:
+    flags = np.array([np.True_, np.False_], object)
+    assert argosy.data.table({"member": flags, "y": [1.5, 2]}, target="y").inputs.tolist() == [[1], [0]]
+
+
 def test_what_has_no_columns_is_no_table() -> None:
     for read in (partial(argosy.data.table, target="y"), partial(argosy.data.columns)):
         with pytest.raises(StudyError, match="source is an instance of ndarray, which has no named columns"):

@@ -324,9 +324,9 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
 
 def _as_numeric(column: Column) -> Column:
     """Return a column of numbers for one of objects that are all numbers, as a DataFrame of mixed rows has."""
-    if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
+    if column.dtype == object and all(isinstance(value, Real | np.bool_) for value in column.flat):
         return np.array(column.tolist())
-    if column.dtype == object and all(isinstance(value, Real | Decimal) for value in column.flat):
+    if column.dtype == object and all(isinstance(value, Real | np.bool_ | Decimal) for value in column.flat):
         return _parse_column(list(map(str, column)))  # decimals are numbers as a file has them: 7.00 is not whole
     return column
 
@@ -392,7 +392,7 @@ def _is_number(value: Any) -> bool:
     """Return whether a value is a number, or the text of a finite one."""
     with contextlib.suppress(ValueError):
         text = isinstance(value, str) and "_" not in value
-        return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
+        return isinstance(value, Real | np.bool_ | Decimal) or (text and math.isfinite(float(value)))
     return False
 
 

@@ -136,7 +136,7 @@ def _is_cell(value: Any, categorical: bool) -> bool:
     """Return whether a value is a number or a word; an interval, for example from pandas' `cut`, is the word of a category."""
     if isinstance(value, np.timedelta64):
         return False  # which NumPy has among whole numbers
-    return isinstance(value, str | Real | Decimal) or (categorical and type(value).__name__ == "Interval")
+    return isinstance(value, str | Real | np.bool_ | Decimal) or (categorical and type(value).__name__ == "Interval")
 
 
 def _word(value: Any) -> str:

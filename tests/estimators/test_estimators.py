@@ -276,6 +276,13 @@ def test_decimals_are_numbers() -> None:
     assert np.array_equal(columns.rows(x), [[1.5], [np.nan], [2.0]], equal_nan=True)
 
 
+def test_flags_of_numpy_among_objects_are_numbers() -> None:
+    x = DataFrame({"member": Series([np.True_, None, np.False_], dtype=object)})
+    columns = Columns.of(x)
+    assert columns.words == (None,)
+    assert np.array_equal(columns.rows(x), [[1], [np.nan], [0]], equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("cell", "really"),
     [
