@@ -21,8 +21,10 @@ from torch import nn
 
 from argosy.disk.files import sha256_of
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError, WorkerError
+from argosy.protocol.events import Checkpoint
 from argosy.training.member import checkpoint
 from argosy.training.member.checkpoint import to_plain
+from argosy.training.member.files import Draft, Files, Saving
 
 
 def state(number: int) -> dict[str, Any]:
@@ -242,3 +244,33 @@ def test_a_link_out_of_its_folder_is_no_checkpoint(tmp_path: Path) -> None:
             with pytest.raises(RunError, match="is a symbolic link"):
                 checkpoint.load(tmp_path / "one" / "e0002.pt", sha256)
         (tmp_path / "one" / "e0002.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("second", "count"),
+    [
+        (state(2), 1),
+        ({**state(2), "extra": 1}, 2),
+        ({**state(2), "epoch": 2.0}, 2),
+        ({**state(2), "model": {"weight": torch.zeros(3, 2, dtype=torch.float64)}}, 2),
+    ],
+)
+def test_a_first_file_is_read_back_unless_one_like_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: dict[str, Any], count: int
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(checkpoint, "load", lambda path, sha256: read.append(path))
+    saving = Saving(checkpoint_seconds=5.0)
+    for name, of in {"a": state(1), "b": second}.items():
+        files = Files(tmp_path / name, None)
+        draft = Draft(
+            Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0), [(of, tmp_path / name / "e0001.pt")]
+        )
+        for _, save in saving.write({name: (files, draft)}):
+            save()
+    assert len(read) == count
+
+
+def test_a_state_that_may_not_be_readable_has_the_form_of_no_other() -> None:
+    for odd in ({Norm.SIGN: 1}, {"edges": torch.eye(3).to_sparse()}, {"text": b""}):
+        assert checkpoint.form_of(odd) != checkpoint.form_of(odd)

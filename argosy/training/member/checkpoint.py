@@ -12,7 +12,7 @@ import threading
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -30,6 +30,7 @@ from argosy.errors.wording import format_bytes
 __all__ = [
     "check_file",
     "check_plain",
+    "form_of",
     "keep_newest",
     "link",
     "load",
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+COMMON_SCALARS: set[type] = {bool, int, float, str, type(None)}
+"""Types of which every value can be read back."""
 
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.member.files` makes them, and of temporary files of checkpoints and links."""
@@ -175,6 +178,20 @@ def to_plain(value: Any, *, host: bool = False) -> Any:
 def check_plain(value: Any) -> None:
     """Raise CheckpointError for a state that `to_plain` would refuse; copies no tensors."""
     _PlainConverter(None).plain(value, (None, "state"))
+
+
+def form_of(state: Any) -> Hashable:
+    """Return what decides whether the file of a plain state can be read: its containers, and the types of what they hold.
+
+    Values of rare types, such as sparse tensors, are equal to no other, because what they hold decides it too.
+    """
+    if isinstance(state, Mapping):
+        return (type(state), tuple((form_of(key), form_of(item)) for key, item in state.items()))
+    if isinstance(state, list | tuple | set):
+        return (type(state), tuple(map(form_of, state)))
+    if type(state) is torch.Tensor and state.layout is torch.strided:
+        return state.dtype
+    return type(state) if type(state) in COMMON_SCALARS else object()
 
 
 def tensors_at(state: Any, device: torch.device) -> list[int]:

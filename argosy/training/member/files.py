@@ -8,7 +8,7 @@ has journaled a file.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,12 +108,18 @@ class Files:
         live.best.note_saved()
         return Draft(saved, items)
 
-    def note_written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
-        """Note a written draft with its checksums; returns the checkpoint to be journaled."""
+    def note_written(self, draft: Draft, sums: Sequence[str], read: set[Hashable]) -> Checkpoint:
+        """Note a written draft with its checksums; returns the checkpoint to be journaled.
+
+        A member's first file is read, unless a state of the same form has been (`read`).
+        """
         has_best = draft.saved.best == draft.saved.file or len(sums) > 1
         saved = replace(draft.saved, sha256=sums[-1], best_sha256=sums[0] if has_best else draft.saved.best_sha256)
         if self.kept.newest is None:  # if the first file can be read, later ones can be too
-            checkpoint.load(self.folder / saved.file, saved.sha256)
+            form = checkpoint.form_of(draft.items[-1][0])
+            if form not in read:
+                checkpoint.load(self.folder / saved.file, saved.sha256)
+                read.add(form)
         self.own = True
         self.kept.add(saved)
         return saved
@@ -146,6 +152,8 @@ class Saving:
         self._last = time.monotonic()
         self.seconds: float = 0.0
         """Duration of the last save."""
+        self._read: set[Hashable] = set()
+        """Forms of states whose files were read back."""
 
     @property
     def overdue(self) -> bool:
@@ -171,7 +179,7 @@ class Saving:
         """Write all drafts together; yields for each member a function that returns the checkpoint to be journaled."""
         sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
         for name, (files, draft) in drafts.items():
-            yield name, partial(files.note_written, draft, [next(sums) for _ in draft.items])
+            yield name, partial(files.note_written, draft, [next(sums) for _ in draft.items], self._read)
 
 
 def _file_of_best(weights: Mapping[str, Any]) -> str:
