@@ -44,7 +44,16 @@ from argosy.profiles import load_profiles, save_profiles
 from argosy.running.hosts.place import JobPlace, choose_job_place, seconds_left
 from argosy.settings import Settings
 from argosy.version import __version__
-from argosy.views.output import All, Json, console, open_missing_streams, output_path, print_output, print_table
+from argosy.views.output import (
+    All,
+    Json,
+    console,
+    open_missing_streams,
+    output_path,
+    print_output,
+    print_table,
+    reporting_interrupts,
+)
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
@@ -359,12 +368,8 @@ def _launcher(
         from argosy.running.launch.inline import Inline
 
         launcher = Inline()
-    with contextlib.closing(launcher):
-        try:
-            yield launcher
-        except KeyboardInterrupt as interrupt:  # Typer ends without a word
-            console(stderr=True).print(str(interrupt) or "interrupted", style="red", soft_wrap=True)
-            raise
+    with contextlib.closing(launcher), reporting_interrupts():
+        yield launcher
 
 
 def _directory(given: Path | None, file: Path) -> Path:

@@ -8,7 +8,7 @@ import typer
 
 from argosy.disk.json_values import parse_json
 from argosy.errors import RefusedError, StudyError
-from argosy.views.output import Json, print_output
+from argosy.views.output import Json, print_output, reporting_interrupts
 
 if TYPE_CHECKING:
     from argosy.running.directory.attached import AttachedRun
@@ -55,7 +55,8 @@ def _ask(directory: Path, request: Callable[["AttachedRun"], Sequence[str]], *, 
 
     refused = False
     try:
-        answers = request(AttachedRun(directory=directory))
+        with reporting_interrupts():
+            answers = request(AttachedRun(directory=directory))
     except RefusedError as error:
         answers, refused = error.answers, True
     print_output({"answer": "\n".join(answers), "refused": refused} if as_json else "\n".join(answers))

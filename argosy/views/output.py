@@ -1,5 +1,6 @@
 """What commands print and write: text for users, or one JSON object, alone on the standard output; and files."""
 
+import contextlib
 import errno
 import functools
 import io
@@ -29,6 +30,7 @@ __all__ = [
     "open_missing_streams",
     "shorten_lists",
     "print_table",
+    "reporting_interrupts",
     "reserve_stdout",
     "output_path",
     "print_output",
@@ -55,6 +57,16 @@ def reserve_stdout() -> TextIO:
     alone = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return alone
+
+
+@contextlib.contextmanager
+def reporting_interrupts() -> Iterator[None]:
+    """Print what an interrupt inside the block says, because Typer ends without a word."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        console(stderr=True).print(str(interrupt) or "interrupted", style="red", soft_wrap=True)
+        raise
 
 
 def _reserve_if_json(wanted: bool) -> bool:

@@ -474,7 +474,7 @@ CASES = {
     "a run on macOS with a number of cores": lambda patch: elsewhere(patch, launcher="inline", cores=2),
     "a run without /proc": without_processes,
     "a request to a run that has ended": ended,
-    "a run that ends before it receives a request": of_nobody,
+    "a run that ends before it carries out a request": of_nobody,
     "an add command without a copy of the study file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),
     "an added file that does not exist": lambda: StudyCopy.take(Path("more.py"), Path("1-more.py")),
     "an added file that does not run to its end": lambda: added(

@@ -16,6 +16,7 @@ import torch
 from family import Run
 
 import argosy
+from argosy.cli import steer
 from argosy.errors import RunError
 from argosy.running.control import rehearsal
 from argosy.running.control.driver import Driver
@@ -387,6 +388,28 @@ def test_a_command_to_a_run_that_ends_says_so_and_leaves_nothing(
     monkeypatch.undo()
     works = iter([True, True, False])
     monkeypatch.setattr(inbox, "has_driver", lambda directory: next(works))
-    with pytest.raises(RunError, match="ended before it received this request, and nothing was changed"):
+    with pytest.raises(RunError, match="ended before it carried out this request, and nothing was changed"):
         inbox.send_commands(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
     assert not list((tmp_path / "commands").iterdir())
+
+
+def test_a_command_that_is_interrupted_says_that_its_request_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argosy.train(
+        studies.study(90, fleet=[studies.member("m")], epochs=1), directory=tmp_path, launcher="inline", quiet=True
+    )
+    file = tmp_path / ("\u8239" * 84 + ".py")  # 255 bytes, as many as a name may have
+    file.write_text("")
+    works = iter([True, KeyboardInterrupt()])
+
+    def has_driver(directory: Path) -> bool:
+        if isinstance(answer := next(works), KeyboardInterrupt):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(inbox, "has_driver", has_driver)
+    with pytest.raises(KeyboardInterrupt):
+        steer.add(tmp_path, file)
+    assert "will still carry out the request, or its next driver will" in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.suffix for path in (tmp_path / "commands").iterdir()) == [".json", ".py"]

@@ -21,6 +21,8 @@ POLL_SECONDS = 0.1
 """Seconds between two looks into the folder."""
 ANSWER_SECONDS = 0.05
 """Seconds between two checks for an answer."""
+LONGEST_NAME = 40
+"""Most characters of a study file's name in that of its copy, which has others too: file systems take 255 bytes."""
 
 
 class Inbox:
@@ -71,7 +73,8 @@ def _read_command(path: Path) -> dict[str, Any]:
 def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
     """Leave commands for the driver of a run, and wait for its answers.
 
-    Raises RunError if there is no driver, or if it ends before it has answered all: then no command is left behind.
+    Raises RunError if there is no driver, or if it ends before it has answered all: then no command is left behind. An interrupted
+    wait leaves them, because the driver may have read them.
     """
     state = RunState.of(read_journal(directory))
     ended = state.ended
@@ -84,9 +87,20 @@ def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
             f"the run in {directory} {how}. {then} again{'' if is_done else ' before you send it a request'}."
         )
     check_directory(directory)  # otherwise its driver ignores the commands
-    journal = directory / "journal.jsonl"
-    start = journal.stat().st_size
+    start = (directory / "journal.jsonl").stat().st_size
     names = [write_command(directory, command) for command in commands]
+    try:
+        return _wait_for_answers(directory, start, names)
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (
+            f"interrupted; the run in {directory} will still carry out the request, or its next driver will",
+        )
+        raise
+
+
+def _wait_for_answers(directory: Path, start: int, names: list[str]) -> list[str]:
+    """Return the answers to the commands of these names, from the part of the journal that begins at byte `start`."""
+    journal = directory / "journal.jsonl"
     while True:
         # A driver that is gone at the first of these two checks has written all its answers before the second.
         working = has_driver(directory)
@@ -101,7 +115,7 @@ def send_commands(directory: Path, *commands: dict[str, Any]) -> list[str]:
             done = "; ".join(answers[name] for name in names if name in answers)
             changed = f"only this was done: {done}" if done else "nothing was changed"
             raise RunError(
-                f"the run in {directory} ended before it received this request, and {changed}. Start it again."
+                f"the run in {directory} ended before it carried out this request, and {changed}. Start it again."
             )
         time.sleep(ANSWER_SECONDS)
 
@@ -122,7 +136,7 @@ def write_command(directory: Path, command: dict[str, Any]) -> str:
     if command["command"] == "add":
         # Before the command, which the driver may read at once. By these names, commands are sorted by time.
         file = Path(command["study"])
-        command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
+        command = StudyCopy.take(file, folder / f"{at}-{file.name[-LONGEST_NAME:]}").to_command(file)
     name = f"{at}-{command['command']}.json"
     with replacing(folder / name, durable=True) as unfinished:
         unfinished.write(json.dumps(command).encode())
