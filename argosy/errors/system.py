@@ -18,6 +18,7 @@ DISK = {
     errno.EACCES: "Grant yourself access there, or choose another directory",
     errno.EIO: "The disk is failing (see dmesg): copy the directory to a healthy one",
     errno.EISDIR: "Move this folder away",
+    errno.ENAMETOOLONG: "Choose a shorter name",
     errno.ENOENT: "It was removed: restore it, or start over in another directory",
 }
 MEANS = {

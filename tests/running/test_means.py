@@ -50,6 +50,7 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
             "can't start new thread. No more.*threads.*ulimit -u.*-v",
         ),
         (OSError(errno.ENOSPC, "No space left on device"), DiskError, "Free disk space"),
+        (OSError(errno.ENAMETOOLONG, "File name too long"), DiskError, "Choose a shorter name"),
         (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk is failing"),
         (PermissionError(errno.EACCES, "no", str(tmp_path / "x")), DiskError, "Grant yourself access there"),
     ]
