@@ -38,7 +38,7 @@ from argosy.ensembling.predict import (
 )
 from argosy.ensembling.preparing import Prepared, device_of, prepares_itself
 from argosy.ensembling.select import How
-from argosy.errors import CheckpointError, RunError, StudyError
+from argosy.errors import CheckpointError, DiskError, RunError, StudyError
 from argosy.errors.checks import check_choice, describe_value
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
@@ -85,7 +85,7 @@ class Trained:
                 f"the study has no member {name!r}{did_you_mean(name, study.names)}, only {format_names(study.names)}. Pass the "
                 "run's own study or, with members that `argosy add` brought, a list of it and theirs: study=[study, added], or --study for each file."
             )
-        best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256, key="model")
+        best = self._weights(name, saved.best, saved.best_sha256)
         # The file is either a whole checkpoint, which names the section of its best weights under "best", or only the best weights.
         epoch, section, value, *_ = best.get("best") or (best["epoch"], best["section"], best["value"])
         if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):
@@ -104,6 +104,19 @@ class Trained:
                 "the old weights, so its outputs may differ from the report's. Load it with the original study."
             )
         return network, (epoch, section)
+
+    def _weights(self, name: str, file: str, sha256: str | None) -> dict[str, Any]:
+        path = self.directory / "members" / name / file
+        try:
+            return checkpoint.load(path, sha256, key="model")
+        except (CheckpointError, DiskError) as error:
+            # The link names newer weights before older ones are deleted.
+            newest = path.with_name("best.pt").resolve()
+            if path.exists() or newest.name == file or not newest.exists():
+                raise
+            raise CheckpointError(
+                f"the run has replaced {path} since this report was read. Call argosy.load again, or repeat the command."
+            ) from error
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
         """Implement `Networks.predict`.

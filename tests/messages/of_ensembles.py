@@ -24,6 +24,7 @@ from argosy.ensembling.making import check_classes_first
 from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores
 from argosy.results.member import MemberResult
+from argosy.training.member import checkpoint
 from messages.of_studies import VALIDATED, trained
 
 __all__ = ["CASES"]
@@ -72,6 +73,15 @@ def member(name: str = "mlp", **rest: Any) -> argosy.Member:
 def report(*members: argosy.Member, **rest: Any) -> argosy.Report:
     """The report of a run of these members, by default of one."""
     return trained(*(members or (member(),)), **rest)
+
+
+def replaced() -> None:
+    """Load weights from a report that was read before the run saved others and deleted them."""
+    row = report().best()
+    link, newer = row.folder / "best.pt", "e0009-s0000000.pt"
+    link.resolve().rename(row.folder / newer)
+    checkpoint.link(link, newer)
+    row.load()
 
 
 def summed(output: Tensor, target: Tensor) -> Tensor:
@@ -381,6 +391,7 @@ CASES = {
     ),
     "select= for networks with several outputs": lambda: two_headed().ensemble(combine="mean", select="greedy"),
     "a teacher with several outputs": lambda: taught(teacher=Heads()),
+    "weights that a run has replaced since its report was read": replaced,
     "a checkpoint that is loaded as an ensemble": loaded_from_a_checkpoint,
     "a saved ensemble that is loaded with other members": loaded_by_others,
     "a saved ensemble that is loaded with a study": lambda: Ensemble.load("ensemble.pt", steered()),  # type: ignore[arg-type]
