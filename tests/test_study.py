@@ -38,6 +38,15 @@ class Lines(IterableDataset):
         return iter(())
 
 
+class Paired:
+    """As a metric of Ignite, it takes outputs and targets as one pair."""
+
+    def update(self, output: tuple[torch.Tensor, torch.Tensor]) -> None: ...
+
+    def compute(self) -> float:
+        return 0.0
+
+
 def given(**fields: Any) -> Callable[[], object]:
     """Return a function that makes a member with these fields."""
     return lambda: studies.member("a", **fields)
@@ -109,6 +118,11 @@ MEMBERS = {
     "metric": (
         given(metrics={"f1": 0.3}),
         "the metric 'f1' is 0.3; it must be a function: (outputs, targets) -> values.",
+    ),
+    "metric of Ignite": (
+        given(metrics={"f1": Paired()}),
+        "update of the metric 'f1' is Paired.update, which cannot be called with 2 arguments (too many positional arguments); it must be "
+        "update(outputs, targets). Wrap a metric of Ignite in an object whose update calls update((outputs, targets)).",
     ),
     "called loss": (
         given(metrics={"loss": argosy.accuracy}),

@@ -198,6 +198,9 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
         raise StudyError(
             f"{owner}: the metric {name!r} is {describe_value(metric)}; it must be a function: (outputs, targets) -> values."
         )
+    if hasattr(metric, "update") and hasattr(metric, "compute") and not isinstance(metric, type):
+        wanted = "update(outputs, targets). Wrap a metric of Ignite in an object whose update calls update((outputs, targets))"
+        check_takes(f"{owner}: update of the metric {name!r}", metric.update, 2, wanted)
 
 
 def check_indices(what: str, subset: Any) -> None:
@@ -330,12 +333,9 @@ def is_map_style(dataset: Any) -> bool:
 
 def check_not_a_loader(what: str, dataset: Any) -> None:
     """Raise StudyError for a DataLoader, because it returns batches instead of samples."""
-    if (
-        not is_map_style(dataset)
-        and hasattr(dataset, "__iter__")
-        and (hasattr(dataset, "batch_size") or hasattr(dataset, "bs"))  # fastai's
-        and hasattr(dataset, "dataset")
-    ):
+    transforms = hasattr(dataset, "after_batch")  # fastai's, whose DataLoaders have their loaders by index
+    loader = not is_map_style(dataset) and hasattr(dataset, "__iter__") and hasattr(dataset, "batch_size")
+    if (transforms or loader) and hasattr(dataset, "dataset"):
         batches = getattr(dataset, "batch_sampler", None)
         # The loader's own sampler is unused if it was given one of batches.
         sampler = getattr(batches, "sampler", getattr(dataset, "sampler", None))
@@ -347,10 +347,13 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
         instead = (
             f" This leaves out its {' and '.join(lost)}: choose samples with subset= of the member, such as argosy.data.by_weight(weights) for "
             "rare classes; what a collate_fn does to a batch is for augment= of the member, and padding for Data(ragged=...)."
-        )
+        ) * bool(lost)
+        instead += " Its item_tfms and batch_tfms are left out: apply them in the Dataset, or in augment=." * transforms
+        both = hasattr(dataset, "valid_ds")
+        own = "its datasets, train=dls.train_ds and val=dls.valid_ds," if both else "its dataset, loader.dataset,"
         raise StudyError(
-            f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass its dataset, loader.dataset, and set "
-            f"{batch_size} on each member.{instead if lost else ''}"
+            f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass {own} and set "
+            f"{batch_size} on each member.{instead}"
         )
 
 

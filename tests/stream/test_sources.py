@@ -652,16 +652,31 @@ def test_the_dataset_of_a_loader_is_asked_for() -> None:
 
 
 def test_a_loader_of_fastai_is_one() -> None:
-    """It is no class of torch's, and calls its batch size `bs`."""
+    """It is no class of torch's, and calls its batch size `bs`; both loaders together are a list of them."""
 
     class TfmdDL:
-        dataset, bs, drop_last = studies.Vectors(30), 4, True
+        dataset, bs, drop_last, after_batch = studies.Vectors(30), 4, True, None
 
         def __iter__(self) -> Iterator[list[torch.Tensor]]:
             return iter(DataLoader(self.dataset, self.bs))
 
-    with pytest.raises(StudyError, match=r"is a TfmdDL, which makes batches, .* set batch_size and drop_last=True on"):
+    class DataLoaders:
+        dataset = train_ds = valid_ds = studies.Vectors(30)
+        after_batch = None
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> TfmdDL:
+            return TfmdDL()
+
+    own = r"Pass its dataset, loader\.dataset, and set batch_size and drop_last=True on each member\. Its item_tfms and batch"
+    with pytest.raises(StudyError, match=f"is a TfmdDL, which makes batches, .*{own}_tfms are left out"):
         Data(train=TfmdDL())
+    with pytest.raises(
+        StudyError, match=r"is a DataLoaders, .* Pass its datasets, train=dls\.train_ds and val=dls\.valid"
+    ):
+        Data(train=DataLoaders())
 
 
 def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
