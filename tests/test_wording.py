@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from argosy.disk.json_values import without_infinities
 from argosy.errors import wording
 from argosy.errors.wording import (
+    cause_of,
     differing_parameters,
     format_parameters,
     html_table,
-    last_line,
     shorten_names,
     text_table,
 )
@@ -63,12 +63,15 @@ def test_labels_fit_and_are_unlike_in_whatever_order_members_come(names: list[st
     assert shorten_names(names[::-1], width) == labels
 
 
-def test_of_a_traceback_the_last_line_is_told() -> None:
-    assert [last_line(text) for text in ("", " \n", "Traceback\nValueError: too wide\n")] == [
-        "",
-        "",
-        "ValueError: too wide",
-    ]
+def test_the_error_of_several_lines_is_told() -> None:
+    """The second line says which, as after 'Error(s) in loading state_dict'; the last one may be a part or a note."""
+    trace = 'Traceback (most recent call last):\n  File "net.py", line 3, in build\n    load()\n'
+    assert cause_of(f"{trace}AssertionError: Not equal:\n64\n32\nraised by metric 'f1'") == (
+        "AssertionError: Not equal: 64 (net.py:3)"
+    )
+    torchs = "RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for a\n\tsize mismatch for b"
+    assert cause_of(trace + torchs) == f"{torchs.replace(chr(10) + chr(9), ' ').rpartition(' size')[0]} (net.py:3)"
+    assert [cause_of(text) for text in ("", " \n", "RuntimeError:")] == ["", "", "RuntimeError:"]
 
 
 def test_a_table_is_escaped() -> None:

@@ -11,7 +11,6 @@ __all__ = [
     "cause_of",
     "differing_parameters",
     "html_table",
-    "last_line",
     "format_duration",
     "shorten_names",
     "format_bytes",
@@ -114,8 +113,8 @@ def cause_of(reason: str) -> str:
     'sample 40 raised ValueError: no (data.py:8)'
     >>> cause_of("the first 3 members failed in the same way, so the study stops:\\nRuntimeError: no\\nFix the study.")
     'RuntimeError: no'
-    >>> cause_of("TypeError: got (tuple), but expected one of:\\n * (Tensor input)\\n      didn't match")
-    'TypeError: got (tuple), but expected one of:'
+    >>> cause_of("RuntimeError: Error(s) in loading state_dict for Net:\\n\\tsize mismatch for a.weight\\n\\tsize mismatch for b.weight")
+    'RuntimeError: Error(s) in loading state_dict for Net: size mismatch for a.weight'
     >>> cause_of("12 steps")
     '12 steps'
     """
@@ -123,15 +122,12 @@ def cause_of(reason: str) -> str:
     raised, *after = reason.strip().splitlines() or [""]
     if raised.startswith(("Traceback", "File ")) or raised.endswith(":"):  # the error comes later, after frames
         after = reason[frames[-1].end() :].splitlines() if frames else after
-        raised = next((line for line in after if line and not line.startswith(" ")), raised)
+        at, raised = next(((at, line) for at, line in enumerate(after) if line and not line[0].isspace()), (-1, raised))
+        below = "".join(after[at + 1 : at + 2]) if raised.endswith(":") else ""
+        raised = f"{raised} {below.strip()}".rstrip()
     own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
     place = "".join(f" ({frame['file']}:{frame['line']})" for frame in (own or frames)[-1:])
     return escape_unprintable(f"{raised}{place}")
-
-
-def last_line(text: str) -> str:
-    """Return the last line of a text; in a traceback, it names the error."""
-    return escape_unprintable(text.strip().rpartition("\n")[2])
 
 
 def shorten_names(names: Collection[str], width: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_flag, check_whole
 from argosy.errors.spelling import did_you_mean, format_names
 from argosy.errors.warned import warn_caller
-from argosy.errors.wording import cause_of, differing_parameters, format_duration, last_line
+from argosy.errors.wording import cause_of, differing_parameters, format_duration
 from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.bands import BANDS, Spread
@@ -414,7 +414,7 @@ class Report:
                 "parameters": row.parameters or None,
                 "device": row.device,
                 "seconds": round(row.seconds, 3),
-                "reason": last_line(row.reason),
+                "reason": cause_of(row.reason),
             }
             for row in self.rows
         ]

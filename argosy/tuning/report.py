@@ -8,7 +8,7 @@ from typing import Any
 
 from argosy.disk.files import user_path
 from argosy.errors import RunError
-from argosy.errors.wording import format_duration, format_value, last_line
+from argosy.errors.wording import cause_of, format_duration, format_value
 from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.results.bands import Spread
@@ -175,7 +175,7 @@ class SearchReport:
                 **({"constraints": [*row.constraints]} if row.constraints else {}),
                 **_distinct_columns(COLUMNS, "parameter", self.parameters.get(row.name, {})),
                 **_distinct_columns(searched, "metric", self.shown(row)),
-                "reason": last_line(row.reason),
+                "reason": cause_of(row.reason),
             }
             for row in self.rows
         ]

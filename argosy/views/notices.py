@@ -6,7 +6,7 @@ Only the first few of each kind are shown.
 from pathlib import Path
 from typing import Any
 
-from argosy.errors.wording import last_line
+from argosy.errors.wording import cause_of
 from argosy.protocol.events import Divided, MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import FellBack
 from argosy.results.fold import FAILED_STATUSES
@@ -39,7 +39,7 @@ class Notices:
             return self._first("divided", f"{divided}. {advice}", "yellow")
         if isinstance(message, Skipped):
             where = f"sample {message.index} ({message.split}) is left out"
-            return self._first("skipped", f"{where}: {last_line(message.error)}", "yellow")
+            return self._first("skipped", f"{where}: {cause_of(message.error)}", "yellow")
         if isinstance(message, FellBack):
             return self._first("fallback", message.words, "yellow")
         if isinstance(message, NodeCame):

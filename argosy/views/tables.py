@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Column, Table
 
-from argosy.errors.wording import format_bytes, format_value, last_line
+from argosy.errors.wording import cause_of, format_bytes, format_value
 from argosy.protocol.packs import Packed
 from argosy.results.legs import LegResult
 from argosy.results.report import Report
@@ -24,7 +24,7 @@ def search_table(report: SearchReport) -> Group:
     ending = report.ending()
     table = _table(*ending.columns, "reason")
     for cells, row in zip(ending.rows, report.rows, strict=True):
-        table.add_row(*(as_text(format_value(cell)) for cell in (*cells, last_line(row.reason))))
+        table.add_row(*(as_text(format_value(cell)) for cell in (*cells, cause_of(row.reason))))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."

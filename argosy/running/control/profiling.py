@@ -4,7 +4,7 @@ import contextlib
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
-from argosy.errors.wording import last_line
+from argosy.errors.wording import cause_of
 from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.control.cost_table import CostTable
@@ -53,7 +53,7 @@ def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, co
     waiting = run.members.waiting
     ended = [run.state.member(member.name) for member in run.study.members if member.name not in waiting]
     if ended:
-        reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)
+        reasons = ", ".join(f"{member.name!r} ({cause_of(member.reason)})" for member in ended)
         raise PlanError(
             f"{len(ended)} of {len(run.study.members)} members could not be measured: {reasons}. Fix these "
             "errors, or remove the members from the study."
