@@ -379,7 +379,8 @@ def part_name(part: Part) -> str:
 
 def _has_hidden_data(kind: type) -> bool:
     """Return whether objects of a class hold data outside their attributes, as those of classes written in C do, such as file readers or deques."""
-    pointers = len(copyreg._slotnames(kind)) + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)  # type: ignore[attr-defined]
+    # Where an offset is negative, as those of Python classes from Python 3.12 on, the pointer lies before the object, outside of its size.
+    pointers = len(copyreg._slotnames(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)  # type: ignore[attr-defined]
     return kind.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
 
 

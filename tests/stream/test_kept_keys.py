@@ -19,6 +19,7 @@ from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -402,6 +403,10 @@ class Queue(deque[int]):
     """An object of a user's class that keeps its content in C, like a compiled reader."""
 
 
+class Day(date):
+    """The same, in so few bytes that two pointers would have room for them."""
+
+
 class Counting(Holding):
     """A dataset that changes with each sample: a counter and a cache among its attributes, and a global list."""
 
@@ -548,6 +553,7 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda value: value[2](1.0),
     ),
     "content that is in no attribute": (lambda: Queue([1]), lambda: Queue([2]), lambda value: value[0]),
+    "a date of a user's class": (lambda: Day(2026, 1, 1), lambda: Day(2026, 1, 2), lambda value: value.day),
     "the slope of a torch module": (lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2), negative),
     "a threshold of scikit-learn": (lambda: binarizer(0.25), lambda: binarizer(0.75), binarized),
     "an entry of a namespace": (lambda: SimpleNamespace(a=1), lambda: SimpleNamespace(a=2), lambda value: value.a),
