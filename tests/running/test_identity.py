@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
 from argosy.stream.code_digest import CodeReader
 from argosy.stream.imported import check_imports, digest_imports
+from argosy.stream.value_text import ValueText
 
 FILE = """
 import argparse
@@ -226,6 +228,19 @@ def test_digests_of_another_python_are_not_compared(finished: Path, load: Callab
     assert "optimizer.lr: was 0.1, is now 0.2" in refused(load("lr=0.1", "lr=0.2"), finished)
     message = refused(load("partial(torch.optim.SGD, lr=0.1)", "torch.optim.Adam"), finished)
     assert "member 'b', optimizer: was torch.optim.sgd:SGD(lr=0.1), is now torch.optim.adam:Adam" in message
+
+
+def test_code_that_was_not_compared_is_said_and_not_refused_later(
+    finished: Path, load: Callable[..., argosy.Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load("MaxEpochs(1)", "MaxEpochs(2)")
+    monkeypatch.setattr(CodeReader, "VERSION", "2 cpython-399 torch-9")
+    monkeypatch.setattr(ValueText, "join", lambda text, values: f"({', '.join(map(text.of, values))})")
+    with pytest.warns(
+        UserWarning, match="'2 cpython-399 torch-9'.*, so it was not checked whether functions or classes"
+    ):
+        train(replace(whole, members=whole.members[:1]), finished)
+    assert train(whole, finished).member("b").epochs == 2
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
