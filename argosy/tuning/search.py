@@ -27,12 +27,18 @@ from argosy.tuning.hyperband import brackets as table
 from argosy.tuning.objectives import TOTALS, Objectives
 from argosy.tuning.packing import check_packs
 
-__all__ = ["Search", "Store"]
+__all__ = ["USED_BY", "Search", "Store"]
 
 RUNGS = ("hyperband", "asha")
 """Schedulers that promote trials from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
+USED_BY = (
+    ("epochs_per_generation", 1, ("pbt",)),
+    ("brackets", None, ("hyperband",)),
+    ("eta", 3, (*RUNGS, "pbt")),
+)
+"""Keywords with their defaults, and the only schedulers that use them."""
 FIX = "Fix it, and run the same command again. Remove parameters that cannot be trained from the space."
 CONSTRAINTS = (
     "a function that takes a trial's results and returns a list of numbers, for example lambda reached: "
@@ -225,10 +231,11 @@ class Search:
                 f"warm=False retrains trials from scratch at each rung, but scheduler {self.scheduler!r} has no "
                 f"rungs. Choose one of {', '.join(RUNGS)}, or remove warm."
             )
-        for name, default, scheduler in (("epochs_per_generation", 1, "pbt"), ("brackets", None, "hyperband")):
-            if getattr(self, name) != default and self.scheduler != scheduler:
+        for name, default, schedulers in USED_BY:
+            if getattr(self, name) != default and self.scheduler not in schedulers:
                 raise StudyError(
-                    f"{name} is only for scheduler {scheduler!r}, and scheduler is {self.scheduler!r}. Remove it."
+                    f"{name} is only for scheduler {' or '.join(map(repr, schedulers))}, and scheduler is {self.scheduler!r}. "
+                    "Remove it."
                 )
         if self.scheduler == "pbt" and callable(self.space):
             raise StudyError(

@@ -180,6 +180,7 @@ CASES = {
         argosy.Search(build=build, space=SPACE, data=VALIDATED, max_epochs=1)  # type: ignore[arg-type]
     ),
     "brackets of another scheduler": lambda: tune(scheduler="asha", brackets="in-turn"),
+    "eta of a scheduler that promotes no trials": lambda: tune(scheduler="median", eta=2),
     "a grid over a space that is a function": lambda: tune(lambda trial: None, scheduler="grid"),
     "a grid over a continuous range": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
     "an unknown scheduler": lambda: tune(scheduler="best"),

@@ -370,7 +370,7 @@ def _search(scenario: Scenario) -> Search:
         data=_data(scenario.length, scenario.val),
         max_epochs=max(scenario.epochs),
         scheduler=scenario.scheduler,
-        eta=2,
+        eta=3 if scenario.scheduler == "random" else 2,
         n_trials=len(scenario.epochs),
         objective="train_loss",
         sampler=optuna.samplers.RandomSampler,

@@ -32,7 +32,8 @@ def folded(parameters: dict[str, Any]) -> list[argosy.Member]:
 
 
 def search(directory: Path, **rest: Any) -> Any:
-    return tune(directory, **{"build": folded, "max_epochs": MOST, "eta": ETA, **rest})
+    eta = {} if rest.get("scheduler") == "grid" else {"eta": ETA}
+    return tune(directory, **{"build": folded, "max_epochs": MOST, **eta, **rest})
 
 
 def means(run: Path, names: Sequence[str]) -> list[float]:

@@ -109,12 +109,12 @@ def test_a_killed_search_that_learns_ends_like_any_other(
         assert outcome(found) == outcome(report), cut
 
 
-@pytest.mark.parametrize("terms", [{"scheduler": "random", "at_once": 4}, {"at_once": 3}], ids=str)
+@pytest.mark.parametrize("terms", [{"scheduler": "random", "at_once": 4}, {"at_once": 3, "eta": 2}], ids=str)
 def test_a_search_that_learns_goes_on_with_more_epochs_and_stays_as_it_ended(
     tmp_path: Path, terms: dict[str, Any]
 ) -> None:
     """With more epochs, trials that had ended, and those that others wait for at a rung, continue."""
-    run, terms = tmp_path / "run", {"n_trials": 12, "eta": 2, "sampler": TPE, **terms}
+    run, terms = tmp_path / "run", {"n_trials": 12, "sampler": TPE, **terms}
     tune(run, max_epochs=4, **terms)
     report = tune(run, max_epochs=8, **terms)
     assert report.run.status == "done"
@@ -276,10 +276,11 @@ def test_a_directory_that_does_not_say_its_waves_goes_on(tmp_path: Path) -> None
     check_terms({name: value for name, value in terms.items() if name != "at_once"}, terms)
 
 
-def test_a_search_that_began_with_brackets_without_effect_goes_on() -> None:
+@pytest.mark.parametrize(("scheduler", "ignored"), [("asha", {"brackets": "in-turn"}), ("median", {"eta": 2})])
+def test_a_search_that_began_with_a_keyword_without_effect_goes_on(scheduler: str, ignored: dict[str, Any]) -> None:
     """Earlier versions accepted them for all schedulers; they are refused, so the search continues without."""
-    search = Search(build=build, space=SPACE, data=DATA, max_epochs=3, scheduler="asha", n_trials=4)
-    check_terms({**Tuner(search).terms, "brackets": "in-turn"}, Tuner(search).terms)
+    search = Search(build=build, space=SPACE, data=DATA, max_epochs=3, scheduler=scheduler, n_trials=4)
+    check_terms({**Tuner(search).terms, **ignored}, Tuner(search).terms)
     terms = Tuner(Search(build=build, space=SPACE, data=DATA, max_epochs=3, n_trials=4, sampler=RandomSampler)).terms
     with pytest.raises(RunError, match="brackets: was 'in-turn', is now 'together'"):
         check_terms({**terms, "brackets": "in-turn"}, terms)

@@ -500,6 +500,9 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("'lr' has infinitely many values. Set step=", scheduler="grid")
     refused("'grid' needs a space of named distributions", scheduler="grid", space=lambda trial: None)
     refused("brackets is only for scheduler 'hyperband', and scheduler is 'asha'", scheduler="asha", brackets="in-turn")
+    refused(
+        "eta is only for scheduler 'hyperband' or 'asha' or 'pbt', and scheduler is 'median'", scheduler="median", eta=2
+    )
     refused(r"eta is 1; it must be an int of at least 2", eta=1)
     refused("eta is None; it must be an int", eta=None)
     refused("n_trials is True; it must be an int", n_trials=True)

@@ -7,7 +7,7 @@ from typing import Any
 from argosy.errors import RunError
 from argosy.running.directory.study_json import format_factory
 from argosy.tuning.hyperband import Brackets
-from argosy.tuning.search import Search
+from argosy.tuning.search import USED_BY, Search
 
 __all__ = ["check_terms", "terms_of"]
 
@@ -54,8 +54,9 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
     there = {AT_ONCE: here.get(AT_ONCE), **there}
-    if there["scheduler"] != "hyperband":  # earlier versions accepted brackets, without effect
-        there["brackets"] = here["brackets"]
+    for name, _, schedulers in USED_BY:
+        if there["scheduler"] not in schedulers:  # earlier versions accepted some of these, without effect
+            there[name] = here[name]
     # In a larger population, even the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
