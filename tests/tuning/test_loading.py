@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from test_folds import folded
 import argosy
 from argosy.errors import RunError
 from argosy.running.control.driver import Driver
-from argosy.running.directory import inbox
+from argosy.running.directory import inbox, journal
 from argosy.running.directory.studyfile import load_study
 
 SEARCH = argosy.Search(build=build, space=SPACE, data=DATA, max_epochs=3, n_trials=4)
@@ -45,6 +46,22 @@ def test_the_line_that_loads_the_best_trial_can_be_pasted(tmp_path: Path, space:
     assert found.to_json() == report.to_json()
     assert torch.equal(found.predict(X), wanted(X))
     assert [trial.state for trial in found.study.trials] == [trial.state for trial in report.study.trials]
+
+
+@pytest.mark.tampers
+def test_a_journal_is_read_once_to_load_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read twice, so a trial that began between the two was in one part of the report only."""
+    report = argosy.tune(SEARCH, directory=tmp_path, **HERE)
+    seen: list[Path] = []
+    read = journal.read_lines
+
+    def counted(path: Path) -> Iterator[bytes]:
+        seen.append(path)
+        return read(path)
+
+    monkeypatch.setattr(journal, "read_lines", counted)
+    assert outcome(argosy.load(tmp_path, study=SEARCH)) == outcome(report)
+    assert seen == [tmp_path / "journal.jsonl"]
 
 
 def test_a_search_that_was_killed_before_its_data_was_open_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from argosy.running.directory.study_json import read_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 
-__all__ = ["check_sections", "load_report", "load_timed", "search_report_of"]
+__all__ = ["check_sections", "load_report", "load_timed", "read_timed", "search_report_of"]
 
 Timeline = Sequence[tuple[float, Event]]
 """Events with seconds of drivers' work before them."""
@@ -29,11 +29,22 @@ def load_report(directory: str | Path, *, study: Study | None = None, compares: 
     return load_timed(directory, study=study, compares=compares)[0]
 
 
-def load_timed(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> tuple[Report, Timeline]:
-    """Return what `load_report` returns, and the events that it was made of, with their times as `timeline` yields them."""
-    directory = user_path(directory)
+def read_timed(directory: Path) -> tuple[bool, Timeline]:
+    """Return whether a driver is at work, and the events so far with their times as `timeline` yields them."""
     # In this order: a driver that ends meanwhile still counts as working; otherwise its run would seem to be interrupted.
-    working, events = has_driver(directory), [*timeline(directory)]
+    return has_driver(directory), [*timeline(directory)]
+
+
+def load_timed(
+    directory: str | Path,
+    *,
+    study: Study | None = None,
+    compares: bool = True,
+    read: tuple[bool, Timeline] | None = None,
+) -> tuple[Report, Timeline]:
+    """Return what `load_report` returns, and the events that it was made of; `read` is what `read_timed` returned before, if it did."""
+    directory = user_path(directory)
+    working, events = read or read_timed(directory)
     state = RunState.of(event for _, event in events)
     check_sections(state, directory)
     summary = read_study(directory)

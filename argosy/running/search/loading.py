@@ -12,7 +12,6 @@ from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.report import Report
 from argosy.running.directory import loading
-from argosy.running.directory.journal import read_journal
 from argosy.study import Member, Study
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search
@@ -42,14 +41,15 @@ def load(
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     directory = user_path(directory)
-    events = read_journal(directory)
+    working, timed = loading.read_timed(directory)
+    events = [event for _, event in timed]
     tuner = Tuner.of(search, events)
     state = RunState.of(events)
     tuner.replay(events, state)
     tuner.table.sweep(state)  # which trials are out may depend on others that failed, as the replay has found
     # A run that is measuring its first trials may end without any; the next driver proposes them again.
     known = _together([tuner.study, *added]) if tuner.table.members else None
-    report, timed = loading.load_timed(directory, study=known)
+    report, _ = loading.load_timed(directory, study=known, read=(working, timed))
     return SearchReport.of(report, timed, tuner.sampling.study)
 
 
