@@ -60,6 +60,8 @@ CASES: Mapping[str, Case] = {
 """By what leads there, in the words of the person whom it befalls."""
 
 TRACEBACK = re.compile(r"(?m)^(?:Traceback .*\n)?(?:  File .*\n(?:    .*\n)*)+")
+PLACE = re.compile(r" \([^ ()]*/messages/\w+\.py:\d+\)")
+"""Of the code of a case; the page would change with each line above it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ def show(when: str) -> Shown:
             raised = error
         assert made, f"{when}: no error was made"
         last = next((each for each in reversed(made) if each.error is raised), made[-1])
-        text = TRACEBACK.sub("  (its traceback)\n", str(last.error)).replace(f"{Path.cwd()}/", "")
+        text = PLACE.sub("", TRACEBACK.sub("  (its traceback)\n", str(last.error))).replace(f"{Path.cwd()}/", "")
     return Shown(when=when, error=last.error, site=site_of(last), text=text)
 
 
