@@ -92,14 +92,14 @@ class Identity:
         described = self._summary(study, **known)
         if self.found is not None:
             self._check(self.found, described)
-            self._warn_if_uncompared(self.found["code"]["version"])
             self._merge_earlier(self.found, described)
+            self.found = described  # a driver writes more than once
         write_json(self.directory / "study.json", described)
         # After study.json, which now has these members.
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
     def _warn_if_uncompared(self, version: str) -> None:
-        if self._begun and version != CodeReader.VERSION:
+        if self._begun:
             warn_caller(
                 f"{self.directory} was last trained under other versions of Python, torch or Argosy ({version!r}, here {CodeReader.VERSION!r}), so it "
                 "was not checked whether functions or classes of the study have changed since. If they have, undo the change, or start "
@@ -118,12 +118,14 @@ class Identity:
         ):
             described = {**earlier, **self._summary(study), **{key: earlier[key] for key in LATE if key in earlier}}
             self._merge_earlier(earlier, described)
+            self.found = described
             write_json(self.directory / "study.json", described)
 
     def _merge_earlier(self, earlier: Mapping[str, Any], here: dict[str, Any]) -> None:
         """Copy into `here` what this study lacks: members that have begun and were left out, and earlier metrics."""
         # `here` has one version for all digests, so those of another would later count as changed.
         if earlier["code"]["version"] != CodeReader.VERSION:
+            self._warn_if_uncompared(earlier["code"]["version"])
             members = {name: {**there, "code": {}} for name, there in earlier["members"].items()}
             earlier = {**earlier, "code": {"parts": {}}, "members": members}
         for name, there in earlier["members"].items():
