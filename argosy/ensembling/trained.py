@@ -115,7 +115,8 @@ class Trained:
             if path.exists() or newest.name == file or not newest.exists():
                 raise
             raise CheckpointError(
-                f"the run has replaced {path} since this report was read. Call argosy.load again, or repeat the command."
+                f"the run has replaced {path} since this report was read, or trained while the directory was copied. Call "
+                "argosy.load again, repeat the command, or copy the directory again."
             ) from error
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
