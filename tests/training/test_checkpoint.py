@@ -272,5 +272,5 @@ def test_a_first_file_is_read_back_unless_one_like_it_was(
 
 
 def test_a_state_that_may_not_be_readable_has_the_form_of_no_other() -> None:
-    for odd in ({Norm.SIGN: 1}, {"edges": torch.eye(3).to_sparse()}, {"text": b""}):
+    for odd in ({Norm.SIGN: 1}, {"edges": torch.eye(3).to_sparse()}, {"text": b""}, {"seen": 1 << 2040}):
         assert checkpoint.form_of(odd) != checkpoint.form_of(odd)

@@ -44,7 +44,9 @@ __all__ = [
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 COMMON_SCALARS: set[type] = {bool, int, float, str, type(None)}
-"""Types of which every value can be read back."""
+"""Types of which every value can be read back, but for integers of `LONG_BITS`."""
+LONG_BITS = 2040
+"""Torch's reader of plain data refuses integers from about this length on."""
 
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.member.files` makes them, and of temporary files of checkpoints and links."""
@@ -183,7 +185,7 @@ def check_plain(value: Any) -> None:
 def form_of(state: Any) -> Hashable:
     """Return what decides whether the file of a plain state can be read: its containers, and the types of what they hold.
 
-    Values of rare types, such as sparse tensors, are equal to no other, because what they hold decides it too.
+    Values of rare types, such as sparse tensors, and very long integers are equal to no other, because what they hold decides it too.
     """
     if isinstance(state, Mapping):
         return (type(state), tuple((form_of(key), form_of(item)) for key, item in state.items()))
@@ -191,6 +193,8 @@ def form_of(state: Any) -> Hashable:
         return (type(state), tuple(map(form_of, state)))
     if type(state) is torch.Tensor and state.layout is torch.strided:
         return state.dtype
+    if type(state) is int and state.bit_length() >= LONG_BITS:
+        return object()
     return type(state) if type(state) in COMMON_SCALARS else object()
 
 
