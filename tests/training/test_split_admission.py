@@ -196,6 +196,14 @@ class OfGraph(nn.Module):
         return self.layer(torch.sparse.mm(self.neighbours, x.t()).t())
 
 
+class OfMeans(OfGraph):
+    """A network that sums up its batches in a sparse matrix, for its validation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.neighbours.mul_(0.9)
+        return self.layer(x)
+
+
 class Causal(nn.Module):
     """A network whose layers, of torch, read whether the mask is causal."""
 
@@ -225,6 +233,7 @@ class Causal(nn.Module):
         ({"model": doing(attended), "dtype": torch.float32}, ""),
         ({"model": doing(compiled)}, ""),
         ({"model": OfGraph}, ""),
+        ({"model": OfMeans}, "the buffer 'neighbours'"),
         ({"loss": nn.CrossEntropyLoss(reduction="none").forward, "accumulate": 16}, ""),
         ({"loss": nn.CrossEntropyLoss(torch.ones(4)).forward}, "its loss returns one number for a batch"),
         ({"dtype": torch.float64}, ""),

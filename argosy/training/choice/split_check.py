@@ -131,7 +131,7 @@ def _run_backward(
     """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
     copied = copy_for_trial(live, double=double, nudged=nudged)
     solo, behaviour = Solo(copied), watch_behaviour(copied)
-    buffers = {n: copy.deepcopy(b) if _is_dense(b) else b for n, b in copied.model.named_buffers()}
+    buffers = {n: (copy.deepcopy(b), 0) if _is_dense(b) else (b, b._version) for n, b in copied.model.named_buffers()}
     augment, data = token(copied.member.augment), map_leaves(torch.clone, data)
     moded = moded_optimizers_of(copied.optimizer)
     for optimizer in moded:
@@ -146,7 +146,9 @@ def _run_backward(
             part = map_leaves(itemgetter(slice(start, stop)), data)
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
-    moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
+    moved = (
+        f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _is_kept(b, *buffers.get(n, (None, 0)))
+    )
     written = (
         f"the weight {n!r}"
         for n, p in copied.model.named_parameters()
@@ -225,6 +227,11 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or not (_is_dense(one) and _is_dense(other)):
         return one is other
     return torch.equal(one, other)
+
+
+def _is_kept(buffer: Tensor, before: Tensor | None, version: int) -> bool:
+    """Return whether a pass has left a buffer as it was; torch cannot compare sparse ones, so each write to them counts."""
+    return _equal(before, buffer) and (_is_dense(buffer) or buffer._version == version)
 
 
 def _is_dense(tensor: Tensor) -> bool:
