@@ -2,6 +2,7 @@
 
 import doctest
 
+import pytest
 import studies
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,26 @@ def test_the_error_of_several_lines_is_told() -> None:
     torchs = "RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for a\n\tsize mismatch for b"
     assert cause_of(trace + torchs) == f"{torchs.replace(chr(10) + chr(9), ' ').rpartition(' size')[0]} (net.py:3)"
     assert [cause_of(text) for text in ("", " \n", "RuntimeError:")] == ["", "", "RuntimeError:"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("AssertionError: \nNot equal to tolerance\n\nx and y", "AssertionError: Not equal to tolerance"),  # NumPy's
+        ("AssertionError: Not equal:\n64\n32", "AssertionError: Not equal: 64"),
+        ("sample 4 raised ValueError: no:\n  wide\nFix the dataset.", "sample 4 raised ValueError: no: wide"),
+        (
+            'sample 4 raised ValueError: no:\n  File "data.py", line 8, in get\n    x()\nFix the dataset.',
+            "sample 4 raised ValueError: no: (data.py:8)",
+        ),
+        (
+            "member 'a': its rule raised:\nTraceback (most recent call last):\n  File \"a.py\", line 8, in rule\n    x()\nKeyError: 3\nFix.",
+            "KeyError: 3 (a.py:8)",
+        ),
+    ],
+)
+def test_an_error_whose_first_line_ends_in_a_colon_is_not_taken_for_what_precedes_one(reason: str, cause: str) -> None:
+    assert cause_of(reason) == cause
 
 
 def test_a_table_is_escaped() -> None:

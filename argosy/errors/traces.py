@@ -45,7 +45,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _in_one_line(lines: Iterable[str], trace: traceback.TracebackException) -> str:
-    """Join an error's text and its notes; tables show the last line."""
+    """Join an error's text and its notes; tables show one line."""
     notes, trace.__notes__ = trace.__notes__ or [], None
     return "; ".join(["".join(lines).rstrip("\n"), *notes]) + "\n"
 

@@ -120,11 +120,14 @@ def cause_of(reason: str) -> str:
     """
     frames = list(FRAME.finditer(reason))
     raised, *after = reason.strip().splitlines() or [""]
-    if raised.startswith(("Traceback", "File ")) or raised.endswith(":"):  # the error comes later, after frames
+    introduced = raised.endswith(":") and (": " not in raised or "".join(after[:1]).startswith("Traceback"))
+    if introduced or raised.startswith(("Traceback", "File ")):  # the error comes later, after frames
         after = reason[frames[-1].end() :].splitlines() if frames else after
         at, raised = next(((at, line) for at, line in enumerate(after) if line and not line[0].isspace()), (-1, raised))
-        below = "".join(after[at + 1 : at + 2]) if raised.endswith(":") else ""
-        raised = f"{raised} {below.strip()}".rstrip()
+        after = after[at + 1 :]
+    if raised.rstrip().endswith(":"):
+        below = next(filter(str.strip, after), "")
+        raised = f"{raised.rstrip()} {'' if FRAME.match(below) else below.strip()}".rstrip()
     own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
     place = "".join(f" ({frame['file']}:{frame['line']})" for frame in (own or frames)[-1:])
     return escape_unprintable(f"{raised}{place}")
