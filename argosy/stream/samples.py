@@ -128,8 +128,10 @@ def seed_everything(seed: int) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Return in one line why preparing a sample or opening a Dataset failed."""
-    return str(error) if isinstance(error, UnfitSample) else traceback.format_exception_only(error)[-1].strip()
+    """Return why preparing a sample or opening a Dataset failed, without notes."""
+    if isinstance(error, UnfitSample):
+        return str(error)
+    return next(line.strip() for line in traceback.format_exception_only(error) if not line[0].isspace())
 
 
 def sample_error(error: BaseException, split: str, index: int | str) -> StudyError:

@@ -367,6 +367,14 @@ def test_a_raising_sample_is_named() -> None:
         fill(source(Broken(30)), [16, 17])
 
 
+def test_a_note_does_not_hide_the_error_of_a_sample() -> None:
+    broken = Broken(30)
+    broken.error = OSError("truncated file")
+    broken.error.add_note("of shard 3")
+    with pytest.raises(StudyError, match=r"sample 17 raised OSError: truncated file\n"):
+        fill(source(broken), [17])
+
+
 class OnGpu(Broken):
     """A dataset with a tensor on a GPU: what torch tells forks of a process that has used the GPU."""
 
