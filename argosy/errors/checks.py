@@ -349,7 +349,7 @@ def check_not_a_loader(what: str, dataset: Any) -> None:
             "rare classes; what a collate_fn does to a batch is for augment= of the member, and padding for Data(ragged=...)."
         ) * bool(lost)
         instead += " Its item_tfms and batch_tfms are left out: apply them in the Dataset, or in augment=." * transforms
-        both = hasattr(dataset, "valid_ds")
+        both = hasattr(type(dataset), "valid_ds")  # of a single loader, reading it raises an IndexError
         own = "its datasets, train=dls.train_ds and val=dls.valid_ds," if both else "its dataset, loader.dataset,"
         raise StudyError(
             f"{what} is a {type(dataset).__name__}, which makes batches, but the stream needs single samples. Pass {own} and set "

@@ -685,6 +685,9 @@ def test_a_loader_of_fastai_is_one() -> None:
         StudyError, match=r"is a DataLoaders, .* Pass its datasets, train=dls\.train_ds and val=dls\.valid"
     ):
         Data(train=DataLoaders())
+    single = type("DataLoaders", (DataLoaders,), {"valid_ds": property(lambda self: [][1])})
+    with pytest.raises(StudyError, match=r"is a DataLoaders, which makes batches"):
+        Data(train=single())
 
 
 def test_what_a_loader_has_besides_its_dataset_is_named() -> None:
