@@ -111,10 +111,10 @@ def rows_of(report: Any) -> dict[int, list[Any]]:
 @pytest.mark.parametrize(
     ("terms", "best"),
     [
-        ({}, 4),
-        ({"warm": False}, 4),
-        ({"scheduler": "asha"}, 1),
-        ({"scheduler": "asha", "warm": False}, 1),
+        ({"eta": 2}, 4),
+        ({"eta": 2, "warm": False}, 4),
+        ({"scheduler": "asha", "eta": 2}, 1),
+        ({"scheduler": "asha", "eta": 2, "warm": False}, 1),
         ({"scheduler": "median"}, 1),
         ({"scheduler": "random"}, 1),
     ],
@@ -130,7 +130,7 @@ def test_the_best_trained_to_its_end(
         space=numbered,
         build=partial(foretold, doomed=1, steps=5),
         numerics="exact",
-        **{"n_trials": 9, "max_epochs": 4, "eta": 2, "objective": objective, "mode": mode, **terms},
+        **{"n_trials": 9, "max_epochs": 4, "objective": objective, "mode": mode, **terms},
     )
     states = {trial.number: trial.state for trial in report.study.trials}
     for number, rows in rows_of(report).items():
@@ -241,10 +241,10 @@ def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: 
 def test_no_trial_is_running_in_the_storage_when_totals_have_grown(
     tmp_path: Path, scheduler: str, sampler: Callable[..., Any] | None
 ) -> None:
-    run, terms = (
-        tmp_path / "run",
-        {"scheduler": scheduler, "eta": 2, "sampler": sampler if scheduler != "grid" else None},
-    )
+    run = tmp_path / "run"
+    terms: dict[str, Any] = {"scheduler": scheduler, "sampler": sampler if scheduler != "grid" else None}
+    if scheduler in ("hyperband", "asha"):
+        terms["eta"] = 2
     spaces = [SPACE, SPACE]
     if scheduler == "grid":
         spaces = [{"lr": CategoricalDistribution(rates)} for rates in ([0.1, 0.2], [0.1, 0.2, 0.3])]

@@ -321,7 +321,9 @@ def test_a_function_of_a_search_that_exits_does_not_end_the_script(tmp_path: Pat
 
 @pytest.mark.parametrize("scheduler", ["hyperband", "asha", "median", "random"])
 def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
-    rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "eta": 2, "at_once": 3, "validations_per_epoch": 2}
+    rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "at_once": 3, "validations_per_epoch": 2}
+    if scheduler in ("hyperband", "asha"):
+        rest["eta"] = 2
     report = tune(tmp_path / "run", objective="val_accuracy", **rest)
     epochs = sorted(row.epochs for row in report.run.rows)
     assert len(epochs) == 7
