@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.disk.files import user_path
+from argosy.disk.settled import delete_if_refused
 from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import (
     Combine,
@@ -113,7 +114,8 @@ class Ensemble(Preparing):
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
             copied = checkpoint.to_plain(state, host=True)
         path = user_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with delete_if_refused((), path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.save(copied, path)
 
     @classmethod

@@ -28,7 +28,7 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import check_classes_first
 from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores
-from argosy.errors import RunError, StudyError
+from argosy.errors import DiskError, RunError, StudyError
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -118,6 +118,8 @@ def test_greedy_selection_and_temperatures_are_in_the_module(report: argosy.Repo
 def test_an_ensemble_is_saved_as_plain_data_and_built_again(report: argosy.Report, tmp_path: Path) -> None:
     ensemble = report.ensemble(select="greedy", calibrate=True)
     ensemble.save(tmp_path / "new" / "ensemble.pt")
+    with pytest.raises(DiskError, match=r"cannot write .*again\.pt; .* File exists"):
+        ensemble.save(tmp_path / "new" / "ensemble.pt" / "again.pt")
     again = Ensemble.load(tmp_path / "new" / "ensemble.pt", [member("wide.r", 10), *argosy.replicate(member("narrow"))])
     assert torch.equal(again(X[TEST]), ensemble(X[TEST]))
     assert again.scores == ensemble.scores
