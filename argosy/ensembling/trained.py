@@ -1,6 +1,7 @@
 """The networks of a run, which is the part of a report that needs the study and torch."""
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ class Trained:
             return checkpoint.load(path, sha256, key="model")
         except (CheckpointError, DiskError) as error:
             # The link names newer weights before older ones are deleted.
-            newest = path.with_name("best.pt").resolve()
+            newest = Path(os.path.realpath(path.with_name("best.pt")))  # resolve() raises for links in a circle
             if path.exists() or newest.name == file or not newest.exists():
                 raise
             raise CheckpointError(
