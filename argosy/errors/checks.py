@@ -194,11 +194,12 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
             f"{owner}: the metric name {name!r} cannot be part of a column name, val_<name>. Use a word without commas, "
             "quotes or line breaks."
         )
-    if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "compute")):
+    updates = hasattr(metric, "update") and hasattr(metric, "compute")
+    if not callable(metric) and not updates:
         raise StudyError(
             f"{owner}: the metric {name!r} is {describe_value(metric)}; it must be a function: (outputs, targets) -> values."
         )
-    if hasattr(metric, "update") and hasattr(metric, "compute") and not isinstance(metric, type):
+    if updates and not isinstance(metric, type):
         wanted = "update(outputs, targets). Wrap a metric of Ignite in an object whose update calls update((outputs, targets))"
         check_takes(f"{owner}: update of the metric {name!r}", metric.update, 2, wanted)
 

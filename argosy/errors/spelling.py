@@ -152,10 +152,9 @@ def known_keywords(
     of_tabular = {} if tabular is None else _keywords(tabular)
 
     def checking(called: Any) -> Any:
-        own = _keywords(called)
-        takes = dict(own)
-        by_name = [name for name, kind in own.items() if kind is inspect.Parameter.KEYWORD_ONLY]
-        of_init = called.__name__ == "__init__"
+        takes = _keywords(called)
+        by_name = [name for name, kind in takes.items() if kind is inspect.Parameter.KEYWORD_ONLY]
+        most, of_init = len(takes) - len(by_name), called.__name__ == "__init__"
         for one in also:
             takes |= {name: kind for name, kind in _keywords(one).items() if kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -169,7 +168,7 @@ def known_keywords(
                     raise StudyError(
                         f"{owner}{named} has no keyword {keyword}={members or _advice_for(keyword, takes)}."
                     )
-            given, most = len(values) - of_init, len(own) - len(by_name)
+            given = len(values) - of_init
             if given > most and (left := [name for name in by_name if name not in keywords]):
                 raise StudyError(
                     f"{owner} was given {given} values without keywords, but takes {most}. Pass the others by keyword, such as {left[0]}=."
