@@ -5,6 +5,7 @@ blocks are not copied to it. Features of CUDA alone are in `argosy.training.devi
 its class into `KINDS`; ``ARGOSY_DEVICES`` names this module to all processes of a run.
 """
 
+import gc
 import importlib
 import os
 import time
@@ -38,6 +39,7 @@ __all__ = [
     "default_kind",
     "backend_class",
     "memory_left",
+    "collect_cycles",
     "wait_for_memory",
     "is_out_of_memory",
     "no_room",
@@ -455,6 +457,12 @@ def is_poisoned(backend: Backend) -> bool:
     except RuntimeError:  # torch has no narrower type for an error that a device cannot recover from
         return True
     return False
+
+
+def collect_cycles(backend: Backend) -> None:
+    """Free memory of an accelerator that only reference cycles hold, as those of networks that refer to themselves and are no longer used."""
+    if backend.memory_in_use() is not None:
+        gc.collect()  # takes some milliseconds: all that a trainer's process begins with is frozen
 
 
 def wait_for_memory(backend: Backend, *, patience: float) -> bool:

@@ -44,7 +44,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
 from argosy.training.device.copies import DeviceCopies
-from argosy.training.device.devices import Backend, is_out_of_memory, no_room
+from argosy.training.device.devices import Backend, collect_cycles, is_out_of_memory, no_room
 from argosy.training.device.heap import outside_heap
 from argosy.training.member.building import build_member
 from argosy.training.member.files import Files, Saving
@@ -365,6 +365,7 @@ class Trainer:
     def _assign(self, command: Assign) -> None:
         self.guard.begin(careful=any(start.careful is not None for start in command.start))
         self._leave([name for name in command.leave if name in self.assigned])
+        collect_cycles(self.backend)
         started: list[Event] = []
         for start in command.start:
             began = self.guard(start.member, partial(self._start, start), again=True)

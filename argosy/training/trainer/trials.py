@@ -115,6 +115,8 @@ class Trials:
             if measured is not None:
                 self._emit(measured)
             self._done_with(name)
+            if self._crowded:
+                gc.collect()  # as in `give_back`, of the copies
         self.left, self.wanted, self._at_hand = False, None, ""
         return True
 
