@@ -17,6 +17,7 @@ import studies
 import argosy
 from argosy.cli.app import main
 from argosy.cli.runs import runs
+from argosy.ensembling.ensemble import Ensemble
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError
 from argosy.errors.system import explain_refusals
 from argosy.protocol.events import Checkpoint, Event
@@ -255,8 +256,10 @@ def test_weights_that_cannot_be_read_are_one_sentence(
             report.member("one").load()
     file.unlink()
     file.symlink_to(file.name)
-    with pytest.raises(CheckpointError, match=r"cannot be opened as plain data"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         report.member("one").load()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        Ensemble.load(file, [studies.member("one")])
     file.unlink()
     file.mkdir()
     with pytest.raises(CheckpointError, match="does not exist"):

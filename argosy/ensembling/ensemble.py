@@ -1,5 +1,6 @@
 """An ensemble: several networks as one `nn.Module`."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ class Ensemble(Preparing):
         """
         if isinstance(members, Study):
             raise StudyError("Ensemble.load: members is a Study; it must be a list. Pass study.members.")
-        content = checkpoint.load(user_path(path).resolve(), key="networks")
+        content = checkpoint.load(Path(os.path.realpath(user_path(path))), key="networks")
         by_name = {member.name: member for member in members}
         states = content.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:

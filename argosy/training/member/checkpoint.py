@@ -140,7 +140,7 @@ def load(path: Path, sha256: str | None = None, *, key: str = "") -> dict[str, A
 
 def _resolve_link(path: Path) -> Path:
     """Resolve ``best.pt`` or ``last.pt``; a link that leaves its folder is returned unresolved."""
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # unlike resolve(), never raises for links in a circle
     return target if target.parent == path.parent.resolve() else path
 
 
