@@ -256,7 +256,7 @@ def _shadowed(model: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 @pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
 def test_other_networks_have_no_such_layers(model: Any) -> None:
     assert layers_of(model()) is None

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import studies
 import torch
-import torchmetrics
 from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
@@ -60,6 +59,11 @@ from argosy.training.member.building import build_member
 from argosy.training.member.copied import DATA_BYTES, optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.solo import Solo
+
+try:
+    import torchmetrics
+except ImportError:
+    torchmetrics = None
 
 LENGTHS = {"train": 100, "val": 30}
 ORDERS = Orders(0, LENGTHS)
@@ -1400,6 +1404,7 @@ class Measuring(nn.Linear):
         return scores
 
 
+@pytest.mark.skipif(torchmetrics is None, reason="the extra lightning")
 def test_a_metric_among_the_layers_is_not_noted() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     assert measure(start(studies.member(model=Measuring)), block).notes == ()
@@ -1779,7 +1784,7 @@ class Following(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 @pytest.mark.filterwarnings(
     "ignore:Seems like .optimizer.step... has been overridden"
 )  # the schedule of another copy has wrapped it
@@ -2045,7 +2050,7 @@ def test_members_made_of_one_frozen_tensor_each_unfreeze_their_own() -> None:
     assert torch.equal(VECTORS, before)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_a_scripted_network_whose_weights_were_unfrozen_is_resumed() -> None:
     def model() -> Any:
         network = nn.Sequential(nn.Linear(12, 10))
