@@ -280,13 +280,44 @@ def of_all_classes(output: torch.Tensor, target: torch.Tensor) -> float:
     return float((output.argmax(1) == target).double().mean())
 
 
-def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Path) -> None:
+class OfAllClasses:
+    """A metric object whose `compute` raises if a class is missing."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        self.batches.append((output, target))
+
+    def compute(self) -> float:
+        return of_all_classes(*map(torch.cat, zip(*self.batches, strict=True)))
+
+
+@pytest.mark.parametrize("metric", [of_all_classes, OfAllClasses])
+def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Path, metric: Any) -> None:
     x, y = torch.randn(40, 12), torch.arange(40) // 10
     # Neither the batch on which steps are tried nor the first one of validation has all classes.
-    member = studies.member(model=partial(nn.Linear, 12, 4), metrics={"auc": of_all_classes}, batch_size=8)
+    member = studies.member(model=partial(nn.Linear, 12, 4), metrics={"auc": metric}, batch_size=8)
     study = argosy.Study(data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
     report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
     assert report.rows[0].metrics["val_auc"] == of_all_classes(report.predict(), y)
+
+
+def of_two_samples(output: torch.Tensor, target: torch.Tensor) -> float:
+    """Raise for fewer than two samples, like `r2_score` of torchmetrics and `pearsonr` of SciPy."""
+    if len(target) < 2:
+        raise ValueError("Needs at least two samples to calculate r2 score.")
+    return float((output - target).square().mean())
+
+
+def test_a_metric_of_the_set_may_refuse_a_batch_of_one_sample(tmp_path: Path) -> None:
+    x, y = torch.randn(6, 12), torch.randn(6, 1)
+    member = studies.member(
+        model=partial(nn.Linear, 12, 1), metrics={"r2": of_two_samples}, loss=nn.MSELoss(), batch_size=1
+    )
+    study = argosy.Study(data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    assert report.rows[0].metrics["val_r2"] == pytest.approx(report.rows[0].metrics["val_loss"])
 
 
 def warning_of_one_class(output: torch.Tensor, target: torch.Tensor) -> float:

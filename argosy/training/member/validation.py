@@ -66,8 +66,6 @@ class Validation:
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _reading: set[str] = field(default_factory=set)
     """Metrics that have left the first batch as it was; others get copies of their own, because other metrics get the same tensors."""
-    _lacking: set[str] = field(default_factory=set)
-    """Metrics of the whole set that raise for the first batch because it lacks a class."""
     _states: dict[str, MetricState] = field(default_factory=dict)
     _gathered: "_Gathered" = field(init=False)
     _ended: dict[str, float] = field(default_factory=dict)
@@ -108,21 +106,22 @@ class Validation:
         for name in self._per_sample:
             self.sums.bring(0, Digest(), name, right, event)
 
-    def end(self, *, tried: bool = False) -> None:
+    def end(self, *, tried: tuple[Any, Any] | None = None) -> None:
         """Compute the metrics that are computed once, after the last batch.
 
-        If only one batch was `tried`, metrics that raised because it lacks a class are skipped.
+        If only one batch of (output, target) was `tried`, metrics that raise because it lacks a class or has one sample are skipped.
         """
         whole = self._gathered.whole() if self._of_the_set else ()
-        for name, metric in self._of_the_set.items():
-            if tried and name in self._lacking:
+        for name in (*self._of_the_set, *self._states):
+            try:
+                value = self._end_value(name, whole)
+            except ValueError:
+                of_batch = partial(self._batch_value, name, self.member.metrics[name])
+                if tried is None or _of_all_classes(of_batch, *tried) is None:
+                    raise
                 continue
-            value = self._call(name, self._bound_on(HOST, metric), *whole)
-            self._ended[name] = self._number(name, value, f"all {self.sums.rows} samples")
-        for name, state in self._states.items():
-            with _naming_metric(name):
-                value = state.compute()
-            self._ended[name] = self._number(name, value, "compute()")
+            of = "compute()" if name in self._states else f"all {self.sums.rows} samples"
+            self._ended[name] = self._number(name, value, of)
         self._gathered.clear()
 
     def values(self) -> dict[str, float]:
@@ -138,6 +137,12 @@ class Validation:
             check_pairs(*arguments)
             if name in self._per_sample:
                 check_halves(*arguments)
+
+    def _end_value(self, name: str, whole: Any) -> Any:
+        if name in self._of_the_set:
+            return self._call(name, self._bound_on(HOST, self._of_the_set[name]), *whole)
+        with _naming_metric(name):
+            return self._states[name].compute()
 
     def _batch_value(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
         """Return a metric's value for one batch of (output, target), whatever its kind."""
@@ -185,11 +190,10 @@ class Validation:
             return _tensor(self._call(name, metric, output, target))
         except ValueError:
             # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
-            value = _of_all_classes(partial(self._call, name, metric), output, target)
+            value = _of_all_classes(lambda pair: self._call(name, metric, *pair), output, target)
             if value is None:
                 raise
-        self._lacking.add(name)
-        return value
+            return value
 
     def _state(self, name: str, metric: Any) -> MetricState:
         """Return a metric object for this validation only."""
@@ -264,16 +268,21 @@ def _naming_metric(name: str, *pair: Any) -> Iterator[None]:
         raise
 
 
-def _of_all_classes(metric: Callable[[Any, Any], Any], output: Any, target: Any) -> torch.Tensor | None:
-    """Return a metric of the batch's outputs, repeated, with all classes as targets; None if targets are no class numbers, or it raises again."""
-    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor) and target.dim() == 1):
-        return None
-    if target.is_floating_point() or output.dim() not in (1, 2):
+def _of_all_classes(value: Callable[[Any], Any], output: Any, target: Any) -> torch.Tensor | None:
+    """Return a metric's value for (output, target) of the batch, repeated, with all classes as targets if they may be class numbers.
+
+    Returns None if they are not tensors, or the metric raises again.
+    """
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
         return None
     classes = output.shape[1] if output.dim() == 2 and output.shape[1] > 1 else 2
     number = torch.arange(2 * classes * len(output), device=output.device)
+    repeated, targets = output[number % len(output)], target[number % len(output)]
+    whole = not target.is_floating_point() or bool(((target == 0) | (target == 1)).all())
+    if whole and output.dim() in (1, 2) and target.numel() == len(target):
+        targets = (number % classes).to(target).reshape(targets.shape)
     try:
-        return _tensor(metric(output[number % len(output)], (number % classes).to(target)))
+        return _tensor(value((repeated, targets)))
     except ValueError:
         return None
 

@@ -210,7 +210,7 @@ class Solo:
             except RuntimeError as error:
                 check_differentiated(live.member, error)
                 raise
-            live.val.end(tried=True)
+            live.val.end(tried=(output, target))
             check_modes(live.member, modes)
             with self._autocast():
                 live.val.check(rows, output, target)
