@@ -7,6 +7,7 @@ import pytest
 import studies
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
@@ -103,6 +104,16 @@ def test_members_that_do_the_same_work_get_the_best_profile_among_them() -> None
     assert [(p.member, p.rate(1)) for p in evened] == [("a", 160.0), ("b", 160.0), ("c", 40.0)]
 
 
+def test_a_member_that_must_stay_whole_is_not_split_though_others_do_the_same_work() -> None:
+    members = [studies.member(name, schedule=ReduceLROnPlateau if name == "b" else None) for name in "abc"]
+    measured = {
+        name: replace(MEASURED, member=name, samples_per_second=rate, shard_seconds=(0.1,), whole=whole)
+        for name, rate, whole in (("a", 160.0, ""), ("b", 100.0, "its schedule watches a metric"), ("c", 100.0, ""))
+    }
+    evened = even_out([profile(its) for its in measured.values()], members, measured)
+    assert [(p.splittable, p.rate(1)) for p in evened] == [(True, 160.0), (False, 100.0), (True, 160.0)]
+
+
 @pytest.mark.parametrize("crowded", ["a", "b"])
 def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_others_do_the_same_work(
     crowded: str,
@@ -119,6 +130,9 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
 
 class Own(nn.MSELoss):
     """A user's loss, which may keep state, so two instances might not do the same work."""
+
+
+OWN = Own()
 
 
 def class_of(width: int) -> type[nn.Module]:
@@ -145,6 +159,8 @@ small, large = class_of(10), class_of(10_000)
         ([{"model": small}, {"model": large}], ["a", "b"]),
         ([{"model": model} for model in [lambda: small() for _ in "ab"]], ["a"]),
         ([{"model": lambda: small()}, {"model": lambda: large()}], ["a", "b"]),
+        ([{"loss": OWN.forward}, {"loss": OWN.forward}], ["a"]),
+        ([{"loss": Own().forward}, {"loss": Own().forward}], ["a", "b"]),
     ],
 )
 def test_one_is_measured_for_all_that_surely_do_the_same_work(

@@ -358,7 +358,8 @@ def _factory_key(factory: Any) -> object:
     code = getattr(factory, "__code__", None)
     if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
         return id(factory)
-    return (id(factory.__globals__), code)  # the same names in another module may be other networks
+    # The same names in another module, and methods of another object, may compute something else.
+    return (id(factory.__globals__), id(getattr(factory, "__self__", None)), code)
 
 
 def _is_timed_alone(state: MemberState) -> bool:

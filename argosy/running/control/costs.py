@@ -79,10 +79,11 @@ def profile_of(
 def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: Mapping[str, Measured]) -> list[Profile]:
     """Give members that do the same work the same profile, the best of theirs, because other load on the machine only adds time.
 
-    A sweep over learning rates is therefore spread evenly, whatever disturbed its measurement.
+    A sweep over learning rates is therefore spread evenly, whatever disturbed its measurement. Of members that do the same work some may
+    have to stay whole, such as one whose schedule watches a metric.
     """
     known = ((member, measured[member.name]) for member in members if member.name in measured)
-    works = {member.name: (*_work_of_steps(member, its), its.memory_bytes) for member, its in known}
+    works = {member.name: (*_work_of_steps(member, its), its.memory_bytes, its.whole == "") for member, its in known}
     best: dict[tuple[object, ...], Profile] = {}
     for profile in profiles:
         so_far = best.setdefault(works[profile.member], profile)
