@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from argosy.bindings import unwrap_partials
 from argosy.errors import RunError, StudyError
-from argosy.errors.checks import check_takes
+from argosy.errors.checks import check_takes, describe_value
 from argosy.errors.traces import user_errors_in
 from argosy.stopping import Mode
 from argosy.tuning.optuna_package import CONSTRAINTS, DIRECTIONS, optuna, silence_optuna
@@ -288,6 +288,11 @@ class Sampling:
             # Samplers with values of their own, such as PartialFixedSampler, give these as they are.
             sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
         check_plain(sampled)
+        if not isinstance(built_from, Mapping | None):
+            raise StudyError(
+                f"space: the function returned {describe_value(built_from)}; it must return a dictionary, from which build makes the "
+                "trial's member, or nothing."
+            )
         if constraints := trial.constraints:
             raise StudyError(
                 f"space: it sets the constraints {[*constraints]} of a trial, by which the search would not choose the best "

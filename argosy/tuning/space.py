@@ -24,12 +24,18 @@ __all__ = [
 GridKey = frozenset[tuple[str, Any]]
 PLAIN = (bool, int, float, str, type(None))
 """Types of parameters, as a journal holds them."""
+MOST_POINTS = 1_000_000
+"""Largest number of points of a grid, all of which are listed; these take 0.6 GB."""
 FACTORS = (0.8, 1.2)
 """Factors by which a clone's numeric parameters change."""
 
 
 def check_distributions(space: Mapping[str, Any]) -> None:
     for name, distribution in space.items():
+        if not isinstance(name, str):
+            raise StudyError(
+                f"space has a parameter named {name!r}, of type {type(name).__name__}; names must be strings. Write {str(name)!r}."
+            )
         if not isinstance(distribution, optuna.distributions.BaseDistribution):
             raise StudyError(
                 f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
@@ -81,6 +87,12 @@ def grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:
             "scheduler 'grid' needs a space of named distributions, but space is a function. Pass a dictionary."
         )
     check_distributions(space)
+    count = math.prod(map(count_values, space.values()))
+    if MOST_POINTS < count < math.inf:
+        raise StudyError(
+            f"scheduler 'grid': the space has {count:,} points; at most {MOST_POINTS:,} can be listed. Increase steps or use choices of "
+            "few values, or use scheduler='random' with n_trials."
+        )
     axes = {name: list_values(name, distribution) for name, distribution in space.items()}
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return {grid_key(point): point for point in points}
@@ -95,6 +107,8 @@ def grid_key(point: Mapping[str, Any]) -> GridKey:
 def list_values(name: str, distribution: Any) -> list[Any]:
     if isinstance(distribution, optuna.distributions.CategoricalDistribution):
         return list(distribution.choices)
+    if distribution.single():
+        return [distribution.low]
     if distribution.step is None:
         raise StudyError(
             f"scheduler 'grid': {name!r} has infinitely many values. Set step=, or use a choice of values."
@@ -121,9 +135,11 @@ def neighbor(distribution: Any, value: Any, draw: random.Random) -> Any:
 
 
 def count_values(distribution: Any) -> float:
-    """Return the number of values of a distribution; infinite if it has no step."""
+    """Return the number of values of a distribution; infinite if it is a range without a step."""
     if isinstance(distribution, optuna.distributions.CategoricalDistribution):
         return len(distribution.choices)
+    if distribution.single():
+        return 1
     if distribution.step is None:
         return math.inf
     steps: float = (distribution.high - distribution.low) / distribution.step

@@ -167,6 +167,11 @@ CASES = {
     ).best(),
     "a space of plain numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
+    "a space with a name that is a number": lambda: tune({1: FloatDistribution(0.1, 0.2)}),
+    "a space that returns a number": lambda: tune(lambda trial: trial.suggest_float("lr", 0.1, 0.1)),
+    "a grid of too many points": lambda: tune(
+        dict.fromkeys(("lr", "decay"), FloatDistribution(0, 1, step=1e-4)), scheduler="grid"
+    ),
     "a space with choices that are equal": lambda: tune({"nesterov": CategoricalDistribution([1, True])}),
     "a space that sets a constraint": lambda: tune(
         lambda trial: trial.set_constraint("small", trial.suggest_float("lr", 0.1, 0.2) - 0.3)

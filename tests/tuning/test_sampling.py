@@ -293,3 +293,9 @@ def test_a_constraint_of_optuna_which_would_choose_another_best_trial_is_refused
 
     with pytest.raises(StudyError, match=r"it sets the constraints \['small'\] .* pass constraints= to the search"):
         Sampling(space, modes=["min"], seed=3, sampler=optuna.samplers.RandomSampler).ask()
+
+
+def test_a_grid_takes_a_range_of_one_value() -> None:
+    space = {"lr": FloatDistribution(0.1, 0.1), "width": IntDistribution(8, 16, step=8)}
+    sampling = Sampling(space, modes=["min"], seed=0, sampler=None, grid=True)
+    assert [sampling.ask()[0] for _ in range(2)] == [{"lr": 0.1, "width": 8}, {"lr": 0.1, "width": 16}]
