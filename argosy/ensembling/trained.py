@@ -113,7 +113,8 @@ class Trained:
         except (CheckpointError, DiskError) as error:
             # The link names newer weights before older ones are deleted.
             newest = Path(os.path.realpath(path.with_name("best.pt")))  # resolve() raises for links in a circle
-            if path.exists() or newest.name == file or not newest.exists():
+            gone, lost = (not os.access(one, os.F_OK) for one in (path, newest))  # Path.exists() may raise
+            if not gone or newest.name == file or lost:
                 raise
             raise CheckpointError(
                 f"the run has replaced {path} since this report was read, or trained while the directory was copied. Call "

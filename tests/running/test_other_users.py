@@ -17,7 +17,7 @@ import argosy
 from argosy.cli import report as reporting_cli
 from argosy.disk.cached import NOWHERE, cache_folder
 from argosy.disk.files import check_directory, make_folder, open_append, replacing
-from argosy.errors import RunError
+from argosy.errors import DiskError, RunError
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import Inbox, send_commands, write_command
 from argosy.running.directory.lock import Lock, has_driver
@@ -233,6 +233,27 @@ def test_a_user_who_may_read_a_run_but_for_its_lock_sees_whether_it_goes_on(publ
 
     with Lock(going / "run.lock"):
         as_stranger(look)
+
+
+def test_a_user_who_may_not_enter_the_directory_of_a_run_or_its_members_is_told_so(public: Path) -> None:  # noqa: F811
+    private, members = public / "private", public / "members"
+    train(private)
+    shutil.copytree(private, members, symlinks=True)
+    members.chmod(0o755)
+    for path in members.iterdir():
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (members / "members").chmod(0o700)
+
+    def look() -> None:
+        with pytest.raises(
+            RunError, match=r"cannot read .*/private/journal.jsonl: Permission denied. Pass the directory"
+        ):
+            argosy.load(private)
+        report = argosy.load(members, study=studies.study(60, fleet=ONE, epochs=1))
+        with pytest.raises(DiskError, match=r"one/e0001-s0000000.pt cannot be read: .* Permission denied"):
+            report.best().load()
+
+    as_stranger(look)
 
 
 def test_a_command_that_another_user_left_before_the_directory_was_closed_is_refused(public: Path) -> None:  # noqa: F811

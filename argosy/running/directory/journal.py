@@ -96,16 +96,16 @@ def read_journal(directory: Path) -> list[Event]:
 def _read_timed(directory: Path) -> list[tuple[float, Event]]:
     """Return (time of writing, event) of a run, in order."""
     path = directory / "journal.jsonl"
-    if not path.exists():
-        below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
-        advice = (
-            f"runs below it: {below}."
-            if below
-            else "pass the directory of `argosy run --dir`; a run creates the journal in its first seconds."
-        )
-        raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}")
     strange: set[str] = set()
     try:
+        if not path.exists():
+            below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
+            advice = (
+                f"runs below it: {below}."
+                if below
+                else "pass the directory of `argosy run --dir`; a run creates the journal in its first seconds."
+            )
+            raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}")
         moments = list(_parse_lines(path, strange))
     except OSError as error:
         raise RunError(

@@ -49,8 +49,9 @@ def has_driver(directory: Path) -> bool:
         # Processes of a killed driver hold the lock a little longer than the driver lives.
         return _is_alive(*_signature(path))
     except PermissionError:  # another user's lock; the rest of the directory may be readable
-        # Only Linux lists locks; elsewhere it counts as free.
-        return sys.platform == "linux" and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
+        # Only Linux lists locks; elsewhere it counts as free, as does one in a directory of another user that is private.
+        listed = sys.platform == "linux" and os.access(path, os.F_OK)  # Path.exists() would raise
+        return listed and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
     except OSError:
         return False  # without a lock there is no run
     return False
