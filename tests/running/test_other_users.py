@@ -256,6 +256,16 @@ def test_a_user_who_may_not_enter_the_directory_of_a_run_or_its_members_is_told_
     as_stranger(look)
 
 
+def test_a_process_that_has_given_up_roots_rights_trains_and_loads(public: Path) -> None:  # noqa: F811
+    """The kernel then refuses it its own files in ``/proc``."""
+
+    def train_and_load() -> None:
+        os.chdir(public)
+        train(public / "run").best().load()
+
+    as_stranger(train_and_load)
+
+
 def test_a_command_that_another_user_left_before_the_directory_was_closed_is_refused(public: Path) -> None:  # noqa: F811
     mine = public / "run"
     make_folder(mine / "commands")

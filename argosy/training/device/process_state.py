@@ -395,8 +395,10 @@ def _changed_environment() -> dict[str, str | None]:
     """Return environment variables changed since the process began, except those that nodes set for themselves."""
     if sys.platform != "linux":
         return {}  # only processes of workers need them
-    # The kernel keeps the environment with which the process was started.
-    lines = Path("/proc/self/environ").read_bytes().split(b"\0")
+    try:  # the kernel keeps the environment with which the process was started
+        lines = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except PermissionError:  # after os.setuid(); all variables travel then
+        lines = []
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]
     return {
