@@ -102,8 +102,9 @@ def train(
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
-    The directory is ``runs/`` and the name of the script by default, ``runs/argosy`` in a notebook. With ``fresh=True`` the run starts over,
-    and the old directory is kept beside the new one; with names, such as ``fresh=["mlp"]``, only these members or configurations start over.
+    The directory is ``runs/`` and the name of the script by default, ``runs/argosy`` in a notebook or interpreter. With ``fresh=True`` the
+    run starts over, and the old directory is kept beside the new one; with names, such as ``fresh=["mlp"]``, only these members or
+    configurations start over.
 
     A script prints the report at the end unless `quiet` is set; a notebook displays the return value of its cell. With `progress`, a progress
     bar is shown; `view` is any other observer. Trackers, such as ``["tensorboard"]``, receive all metrics; `argosy.tracking` lists them.
@@ -142,10 +143,15 @@ def _check_study(function: str, study: Any) -> None:
         raise StudyError(f"{function} was given {describe_value(study)}; it must be an argosy.Study. {fix}")
 
 
-def _script() -> str:
-    """Return the name of the script, or ``argosy`` if there is none, as in a notebook."""
+def _script_file() -> Path | None:
+    """Return the file of the script; None in a notebook or an interpreter, also in that of Python 3.13, which runs as a module with a file."""
     file = getattr(sys.modules["__main__"], "__file__", None)
-    path = Path(file or "argosy")
+    return None if file is None or Path(file).parent.name == "_pyrepl" else Path(file)
+
+
+def _script() -> str:
+    """Return the name of the script, or ``argosy`` if there is none."""
+    path = _script_file() or Path("argosy")
     return path.resolve().parent.name if path.stem == "__main__" else path.stem.strip("<>")  # such as <stdin>
 
 
@@ -154,7 +160,7 @@ def _print_in_script(report: Report | SearchReport, *, quiet: bool) -> None:
 
     Interactive interpreters and notebooks display the return value themselves, unless a variable takes it.
     """
-    if not quiet and hasattr(sys.modules["__main__"], "__file__"):
+    if not quiet and _script_file() is not None:
         with contextlib.suppress(DiskError):  # a full disk under the log must not lose the return value
             print_output(f"{report}")
     else:

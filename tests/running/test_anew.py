@@ -383,6 +383,16 @@ def test_the_default_directory_has_the_name_of_the_script(tmp_path: Path, monkey
         assert report.directory == tmp_path / "runs" / name
 
 
+def test_the_interpreter_of_python_3_13_is_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("__main__.__file__", "/usr/lib/python3.13/_pyrepl/__main__.py", raising=False)
+    monkeypatch.chdir(tmp_path)
+    report = argosy.train(asked(member("one"), epochs=1), launcher="inline", devices="cpu:1")
+    assert report.directory == tmp_path / "runs" / "argosy"
+    assert capsys.readouterr().out == ""
+
+
 def test_clones_that_went_on_from_weights_cannot_begin_anew() -> None:
     state = RunState()
     state.member("warm").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
