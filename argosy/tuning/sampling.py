@@ -288,11 +288,13 @@ class Sampling:
             # Samplers with values of their own, such as PartialFixedSampler, give these as they are.
             sampled = {name: as_drawn(one, sampled[name]) for name, one in trial.distributions.items()}
         check_plain(sampled)
-        if not isinstance(built_from, Mapping | None):
+        try:
+            given = dict(sampled if built_from is None else built_from)
+        except (TypeError, ValueError) as error:
             raise StudyError(
                 f"space: the function returned {describe_value(built_from)}; it must return a dictionary, from which build makes the "
                 "trial's member, or nothing."
-            )
+            ) from error
         if constraints := trial.constraints:
             raise StudyError(
                 f"space: it sets the constraints {[*constraints]} of a trial, by which the search would not choose the best "
@@ -301,7 +303,7 @@ class Sampling:
         # The first enqueued entry that these parameters contain, if any.
         used = next((place for place, waiting in self.waiting.items() if waiting.items() <= sampled.items()), -1)
         self.waiting.pop(used, None)
-        return sampled, dict(sampled if built_from is None else built_from)
+        return sampled, given
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
         """Return Optuna's next trial, and what the space returns for it if it is a function."""

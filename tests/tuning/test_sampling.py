@@ -299,3 +299,21 @@ def test_a_grid_takes_a_range_of_one_value() -> None:
     space = {"lr": FloatDistribution(0.1, 0.1), "width": IntDistribution(8, 16, step=8)}
     sampling = Sampling(space, modes=["min"], seed=0, sampler=None, grid=True)
     assert [sampling.ask()[0] for _ in range(2)] == [{"lr": 0.1, "width": 8}, {"lr": 0.1, "width": 16}]
+
+
+def test_a_space_may_return_what_dict_takes() -> None:
+    """As ``ml_collections.ConfigDict``, which is no Mapping."""
+
+    class Config:
+        def keys(self) -> list[str]:
+            return ["width"]
+
+        def __getitem__(self, name: str) -> int:
+            return 8
+
+    def space(trial: optuna.Trial) -> Any:
+        trial.suggest_float("lr", 0.1, 0.1)
+        return Config()
+
+    sampling = Sampling(space, modes=["min"], seed=3, sampler=optuna.samplers.RandomSampler)
+    assert sampling.ask() == ({"lr": 0.1}, {"width": 8})
