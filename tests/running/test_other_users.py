@@ -32,9 +32,9 @@ ONE = [studies.member("one")]
 NOTICE = Notice(job="test", hosts=("127.0.0.1",), port=9, key="ab" * 32)
 
 
-def train(directory: Path, epochs: int = 1) -> argosy.Report:
+def train(directory: Path, epochs: int = 1, *, fresh: bool = False) -> argosy.Report:
     study = studies.study(60, fleet=ONE, epochs=epochs)
-    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
+    return argosy.train(study, directory=directory, fresh=fresh, launcher="inline", devices="cpu:1")
 
 
 # ---- directories
@@ -249,6 +249,8 @@ def test_a_user_who_may_not_enter_the_directory_of_a_run_or_its_members_is_told_
             RunError, match=r"cannot read .*/private/journal.jsonl: Permission denied. Pass the directory"
         ):
             argosy.load(private)
+        with pytest.raises(RunError, match=r"/private belongs to user 0, who could make the run execute any code"):
+            train(private, fresh=True)
         report = argosy.load(members, study=studies.study(60, fleet=ONE, epochs=1))
         with pytest.raises(DiskError, match=r"one/e0001-s0000000.pt cannot be read: .* Permission denied"):
             report.best().load()

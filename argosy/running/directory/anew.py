@@ -6,6 +6,7 @@ and the next driver moves the folder.
 """
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def set_run_aside(directory: Path) -> Path | None:
     """
     directory = directory.absolute()
     journal = directory / "journal.jsonl"
-    if not journal.exists():
+    if not os.access(journal, os.F_OK):  # Path.exists() may raise; the run refuses a private directory
         return None
     if what := _holds_more(directory):
         raise RunError(
