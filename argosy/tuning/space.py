@@ -32,10 +32,7 @@ FACTORS = (0.8, 1.2)
 
 def check_distributions(space: Mapping[str, Any]) -> None:
     for name, distribution in space.items():
-        if not isinstance(name, str):
-            raise StudyError(
-                f"space has a parameter named {name!r}, of type {type(name).__name__}; names must be strings. Write {str(name)!r}."
-            )
+        check_plain({name: None})
         if not isinstance(distribution, optuna.distributions.BaseDistribution):
             raise StudyError(
                 f"space: {name!r} is {distribution!r}; it must be a distribution of Optuna, for example "
@@ -58,6 +55,10 @@ def check_distributions(space: Mapping[str, Any]) -> None:
 
 def check_plain(parameters: Mapping[str, Any]) -> None:
     """Raise StudyError if there are no parameters, or some that a journal cannot hold."""
+    if named := [name for name in parameters if not isinstance(name, str)]:
+        raise StudyError(
+            f"space has a parameter named {named[0]!r}, of type {type(named[0]).__name__}; names must be strings. Write {str(named[0])!r}."
+        )
     strange = {name: value for name, value in parameters.items() if not isinstance(value, PLAIN)}
     if strange or not parameters:
         raise StudyError(
