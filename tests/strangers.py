@@ -13,15 +13,18 @@ __all__ = ["STRANGER", "as_stranger", "public"]
 STRANGER = 65534
 
 
-def as_stranger(deed: Callable[[], object]) -> None:
-    """Call `deed` as another user, in another process, and assert that it raises nothing; skips the test without root."""
+def as_stranger(deed: Callable[[], object], *, for_now: bool = False) -> None:
+    """Call `deed` as another user, in another process, and assert that it raises nothing; skips the test without root.
+
+    With `for_now` the process could become root again.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
 
     def become() -> None:
         os.setgroups([])
-        os.setgid(STRANGER)
-        os.setuid(STRANGER)
+        (os.setegid if for_now else os.setgid)(STRANGER)
+        (os.seteuid if for_now else os.setuid)(STRANGER)
         os.umask(0o022)
         deed()
 

@@ -113,7 +113,7 @@ class Trained:
         except (CheckpointError, DiskError) as error:
             # The link names newer weights before older ones are deleted.
             newest = Path(os.path.realpath(path.with_name("best.pt")))  # resolve() raises for links in a circle
-            gone, lost = (not os.access(one, os.F_OK) for one in (path, newest))  # Path.exists() may raise
+            gone, lost = (not os.path.exists(one) for one in (path, newest))  # noqa: PTH110  # Path.exists() may raise
             if not gone or newest.name == file or lost:
                 raise
             raise CheckpointError(

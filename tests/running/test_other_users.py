@@ -256,6 +256,7 @@ def test_a_user_who_may_not_enter_the_directory_of_a_run_or_its_members_is_told_
             report.best().load()
 
     as_stranger(look)
+    as_stranger(look, for_now=True)
 
 
 def test_a_process_that_has_given_up_roots_rights_trains_and_loads(public: Path) -> None:  # noqa: F811

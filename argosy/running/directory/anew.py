@@ -28,7 +28,7 @@ def set_run_aside(directory: Path) -> Path | None:
     """
     directory = directory.absolute()
     journal = directory / "journal.jsonl"
-    if not os.access(journal, os.F_OK):  # Path.exists() may raise; the run refuses a private directory
+    if not os.path.exists(journal):  # noqa: PTH110  # Path.exists() may raise; the run refuses a private directory
         return None
     if what := _holds_more(directory):
         raise RunError(

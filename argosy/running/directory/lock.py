@@ -50,8 +50,8 @@ def has_driver(directory: Path) -> bool:
         return _is_alive(*_signature(path))
     except PermissionError:  # another user's lock; the rest of the directory may be readable
         # Only Linux lists locks; elsewhere it counts as free, as does one in a directory of another user that is private.
-        listed = sys.platform == "linux" and os.access(path, os.F_OK)  # Path.exists() would raise
-        return listed and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
+        with contextlib.suppress(OSError):
+            return sys.platform == "linux" and f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
     except OSError:
         return False  # without a lock there is no run
     return False
