@@ -11,6 +11,7 @@ import copyreg
 import dis
 import functools
 import hashlib
+import inspect
 import io
 import itertools
 import mmap
@@ -58,6 +59,8 @@ NAMED = (
 """Types of objects written in C, which count by their names."""
 OWNERS = (types.NoneType, types.ModuleType, type, random.Random, torch.Generator)
 """Types of objects whose methods written in C count by their names. Generators are seeded for every sample."""
+DOCSTRING: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
+"""Flag of code that has a docstring, which Python sets from 3.14 on."""
 PATHS = frozenset({type(Path()), type(PurePath())})
 ATOMIC = (str, bytes, bool, int, float, complex)
 """Types whose subclasses hold a value besides their attributes."""
@@ -350,7 +353,8 @@ class ValueText:
             for e in dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
         ]
         body = (f"{i.opname.replace('METHOD', 'ATTR')} {self._argument(i, code, place)}" for i in shown)
-        return "\n".join([repr((*arguments, code.co_flags, handlers)), *body])
+        flags = code.co_flags & ~DOCSTRING
+        return "\n".join([repr((*arguments, flags, handlers)), *body])
 
     def _argument(self, instruction: dis.Instruction, code: types.CodeType, place: Callable[[int], int]) -> str:
         if instruction.opname == "KW_NAMES":  # of which dis does not show the constant

@@ -158,6 +158,8 @@ def _check_size(path: Path) -> None:
 def check_file(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError if a file is missing or does not match its checksum."""
     if not path.is_file():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()  # raises in a folder that may not be entered; from Python 3.14 on is_file() does not
         raise CheckpointError(
             f"checkpoint {path} does not exist: it was moved or deleted. argosy.fit without directory= deletes its "
             f"files. {ADVICE}"
