@@ -320,6 +320,26 @@ def test_a_metric_of_the_set_may_refuse_a_batch_of_one_sample(tmp_path: Path) ->
     assert report.rows[0].metrics["val_r2"] == pytest.approx(report.rows[0].metrics["val_loss"])
 
 
+@pytest.mark.parametrize(
+    ("output", "target"),
+    [
+        (torch.ones(12, 5), torch.zeros(4, 3)),
+        (torch.ones(()), torch.zeros(4)),
+        (torch.eye(4).to_sparse(), torch.arange(4)),
+        (torch.ones(4, 10**6), torch.full((4, 10**6), 0.5)),  # which must not be repeated for a million classes
+    ],
+)
+def test_the_error_of_a_metric_is_its_own_where_its_batch_cannot_be_repeated(
+    output: torch.Tensor, target: torch.Tensor
+) -> None:
+    def refusing(output: torch.Tensor, target: torch.Tensor) -> float:
+        raise ValueError("its own")
+
+    validation = Validation(studies.member(metrics={"odd": refusing}), open_backend("cpu:0"))
+    with pytest.raises(ValueError, match="its own"):
+        validation.add(4, Digest(), torch.ones(4), output, target)
+
+
 def warning_of_one_class(output: torch.Tensor, target: torch.Tensor) -> float:
     """Warn if there is one class only, like scikit-learn's `roc_auc_score` of two classes."""
     if len(target.unique()) < 2:

@@ -271,20 +271,26 @@ def _naming_metric(name: str, *pair: Any) -> Iterator[None]:
 def _of_all_classes(value: Callable[[Any], Any], output: Any, target: Any) -> torch.Tensor | None:
     """Return a metric's value for (output, target) of the batch, repeated, with all classes as targets if they may be class numbers.
 
-    Returns None if they are not tensors, or the metric raises again.
+    Returns None if they are not tensors of one row per sample, or the metric raises again.
     """
-    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+    if not (_has_rows(output) and _has_rows(target) and len(output) == len(target)):
         return None
-    classes = output.shape[1] if output.dim() == 2 and output.shape[1] > 1 else 2
-    number = torch.arange(2 * classes * len(output), device=output.device)
-    repeated, targets = output[number % len(output)], target[number % len(output)]
     whole = not target.is_floating_point() or bool(((target == 0) | (target == 1)).all())
-    if whole and output.dim() in (1, 2) and target.numel() == len(target):
+    numbered = whole and output.dim() in (1, 2) and target.numel() == len(target)
+    classes = output.shape[1] if numbered and output.dim() == 2 and output.shape[1] > 1 else 2
+    number = torch.arange(max(2 * classes, 4 * len(output)), device=output.device)
+    repeated, targets = output[number % len(output)], target[number % len(output)]
+    if numbered:
         targets = (number % classes).to(target).reshape(targets.shape)
     try:
         return _tensor(value((repeated, targets)))
     except ValueError:
         return None
+
+
+def _has_rows(leaf: Any) -> bool:
+    strided = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested
+    return strided and leaf.dim() > 0
 
 
 class _Gathered:
