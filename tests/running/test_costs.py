@@ -161,6 +161,9 @@ small, large = class_of(10), class_of(10_000)
         ([{"model": lambda: small()}, {"model": lambda: large()}], ["a", "b"]),
         ([{"loss": OWN.forward}, {"loss": OWN.forward}], ["a"]),
         ([{"loss": Own().forward}, {"loss": Own().forward}], ["a", "b"]),
+        ([{"eval_batch_size": 64}, {"eval_batch_size": 16}], ["a", "b"]),
+        ([{"val_subset": range(301)}, {"val_subset": range(300, 603)}], ["a"]),
+        ([{"val_subset": range(50)}, {"val_subset": range(300)}], ["a", "b"]),
     ],
 )
 def test_one_is_measured_for_all_that_surely_do_the_same_work(
