@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from argosy.protocol.events import SectionEnded
+from argosy.protocol.events import Cloned, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import Measured
 from argosy.results.fold import RunState
@@ -175,6 +175,17 @@ def test_one_is_measured_for_all_that_surely_do_the_same_work(
         for (name, lr), field in zip((("a", 0.1), ("b", 0.2)), fields, strict=True)
     ]
     measuring.request_costs(members)
+    assert measuring.representatives(beside=False) == measured
+
+
+@pytest.mark.parametrize(("changed", "measured"), [("optimizer.lr", []), ("augment.p", ["clone"])])
+def test_a_clone_is_measured_if_it_may_draw_random_numbers_where_its_source_does_not(
+    changed: str, measured: list[str]
+) -> None:
+    measuring = CostTable(device_kind="cpu")
+    measuring.handle(replace(MEASURED, member="a"))
+    measuring.copy_costs(Cloned(member="clone", source="a", changes={changed: (0.0, 0.2)}, checkpoint=None))
+    measuring.request_costs([studies.member("clone")])
     assert measuring.representatives(beside=False) == measured
 
 

@@ -359,7 +359,7 @@ class CarryOut(DriverPart):
         for new in brought:
             if new.cloned is not None:
                 link_checkpoint(self.run.directory, new.cloned)
-                self.cost_table.copy_costs(new.cloned.member, new.cloned.source)
+                self.cost_table.copy_costs(new.cloned)
             self.record(*new.events)
         # Before study.json names them, because the next driver compares it with the journal.
         self.run.journal.commit()

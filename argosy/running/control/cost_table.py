@@ -10,7 +10,7 @@ from torch.nn.modules.loss import _Loss
 
 from argosy.cluster import Cluster
 from argosy.profiles import Profile, largest_measured_group
-from argosy.protocol.events import SectionEnded
+from argosy.protocol.events import Cloned, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import Measure, Measured, SumsTimed, TimeSums
 from argosy.results.fold import MemberState, RunState
@@ -91,10 +91,13 @@ class CostTable:
                 break  # of thousands of trials alike the first stands for those that join
             self._copy_to_equal_work(name)
 
-    def copy_costs(self, clone: str, source: str) -> None:
-        """Let a clone have the costs of its source, because hyper-parameters of optimizer, loss or augmentation cost nothing."""
-        if source in self.measured:
-            self.measured[clone] = replace(self.measured[source], member=clone)
+    def copy_costs(self, cloned: Cloned) -> None:
+        """Let a clone have the costs of its source if only numbers of the optimizer differ, which cost nothing.
+
+        Numbers of a loss or an augmentation may decide whether it draws random numbers, so such a clone is measured.
+        """
+        if cloned.source in self.measured and all(name.startswith("optimizer.") for name in cloned.changes):
+            self.measured[cloned.member] = replace(self.measured[cloned.source], member=cloned.member)
             self._profiles.clear()
 
     def forget(self, member: str) -> None:
