@@ -162,6 +162,8 @@ small, large = class_of(10), class_of(10_000)
         ([{"loss": OWN.forward}, {"loss": OWN.forward}], ["a"]),
         ([{"loss": Own().forward}, {"loss": Own().forward}], ["a", "b"]),
         ([{"eval_batch_size": 64}, {"eval_batch_size": 16}], ["a", "b"]),
+        ([{"subset": range(100)}, {"subset": range(1000)}], ["a"]),
+        ([{"subset": range(10)}, {"subset": range(1000)}], ["a", "b"]),
         ([{"val_subset": range(301)}, {"val_subset": range(300, 603)}], ["a"]),
         ([{"val_subset": range(50)}, {"val_subset": range(300)}], ["a", "b"]),
     ],

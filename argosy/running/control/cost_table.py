@@ -341,10 +341,11 @@ def _work_key(member: Member) -> object:
     """Return what decides the work of a member's steps; equal for members that do the same work."""
     factories = [getattr(member, name) for name in FACTORIES]
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None, member.average)
+    rows = member.batch_size if member.subset is None else min(member.batch_size, len(member.subset))
     # Metrics and validations cost little, but measuring a member also tries them, on a batch of a size that it will see.
     size, subset = member.eval_batch_size or member.batch_size, member.val_subset
     validated = size if subset is None else (size, len(subset) > size, len(subset) % size > 0)
-    return (*map(_factory_key, (*factories, *member.metrics.values())), *sizes, validated)
+    return (*map(_factory_key, (*factories, *member.metrics.values())), *sizes, rows, validated)
 
 
 def _factory_key(factory: Any) -> object:
