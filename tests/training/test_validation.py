@@ -303,6 +303,23 @@ def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Pat
     assert report.rows[0].metrics["val_auc"] == of_all_classes(report.predict(), y)
 
 
+def of_both_labels(output: torch.Tensor, target: torch.Tensor) -> float:
+    """Raise if a column lacks a class, like `roc_auc_score` of several labels in earlier versions of scikit-learn."""
+    if not bool(((target == 0).any(0) & (target == 1).any(0)).all()):
+        raise ValueError("Only one class present in y_true")
+    return float(((output > 0) == (target > 0)).double().mean())
+
+
+def test_a_metric_of_several_labels_may_refuse_a_batch_that_lacks_one(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 12), (torch.arange(40)[:, None] >= torch.tensor([10, 20, 30])).float()
+    member = studies.member(
+        model=partial(nn.Linear, 12, 3), metrics={"auc": of_both_labels}, loss=nn.BCEWithLogitsLoss(), batch_size=8
+    )
+    study = argosy.Study(data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    assert report.rows[0].metrics["val_auc"] == of_both_labels(report.predict(), y)
+
+
 def of_two_samples(output: torch.Tensor, target: torch.Tensor) -> float:
     """Raise for fewer than two samples, like `r2_score` of torchmetrics and `pearsonr` of SciPy."""
     if len(target) < 2:

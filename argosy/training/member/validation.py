@@ -276,12 +276,13 @@ def _of_all_classes(value: Callable[[Any], Any], output: Any, target: Any) -> to
     if not (_has_rows(output) and _has_rows(target) and len(output) == len(target)):
         return None
     whole = not target.is_floating_point() or bool(((target == 0) | (target == 1)).all())
-    numbered = whole and output.dim() in (1, 2) and target.numel() == len(target)
-    classes = output.shape[1] if numbered and output.dim() == 2 and output.shape[1] > 1 else 2
+    single = target.numel() == len(target)  # otherwise each column of the output may have its own target, 0 or 1
+    numbered = whole and output.dim() in (1, 2) and (single or target.shape == output.shape)
+    classes = output.shape[1] if numbered and single and output.dim() == 2 and output.shape[1] > 1 else 2
     number = torch.arange(max(2 * classes, 4 * len(output)), device=output.device)
     repeated, targets = output[number % len(output)], target[number % len(output)]
     if numbered:
-        targets = (number % classes).to(target).reshape(targets.shape)
+        targets = (number % classes).to(target).repeat_interleave(target[0].numel()).reshape(targets.shape)
     try:
         return _tensor(value((repeated, targets)))
     except ValueError:
