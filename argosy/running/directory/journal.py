@@ -99,14 +99,14 @@ def _read_timed(directory: Path) -> list[tuple[float, Event]]:
     strange: set[str] = set()
     try:
         moments = list(_parse_lines(path, strange))
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError):
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
         advice = (
             f"runs below it: {below}."
             if below
             else "pass the directory of `argosy run --dir`; a run creates the journal in its first seconds."
         )
-        raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}") from error
+        raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}") from None
     except OSError as error:
         raise RunError(
             f"cannot read {path}: {error.strerror}. Pass the directory of a run that you are allowed to read."
