@@ -48,6 +48,7 @@ from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice import measure as measure_file
+from argosy.training.choice import unsaved
 from argosy.training.choice.copies import copy_for_trial, hide_step_warning
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measure_steps
 from argosy.training.device.clock import Stopwatch
@@ -1782,6 +1783,12 @@ class Following(nn.Linear):
         for mean, weight in zip(self.average.means, self.average.followed, strict=True):
             mean.lerp_(weight().detach(), 0.1)
         return super().forward(x)
+
+
+def test_a_tensor_in_the_memory_of_one_that_is_gone_is_another() -> None:
+    bank = deque[torch.Tensor](maxlen=1)
+    versions = [(bank.append(torch.zeros(1)), unsaved._versions(bank))[1] for _ in range(50)]
+    assert len({*map(repr, versions)}) == 50
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")

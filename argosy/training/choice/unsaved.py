@@ -4,7 +4,7 @@ import copy
 import itertools
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from io import IOBase
 from types import FunctionType, ModuleType
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
+from torch.utils.weak import WeakIdKeyDictionary
 
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.own_generators import own_generator_states, variables_of
@@ -37,7 +38,9 @@ from argosy.training.programs.solo import Solo
 __all__ = ["LOADED", "RESET", "TOGETHER", "VALIDATING", "changed_by_validations", "training_code", "UnsavedState"]
 
 INSPECTIONS = itertools.count()
-"""Numbers the inspections of iterators."""
+"""Numbers the inspections of iterators, and the tensors that are seen."""
+TENSORS: MutableMapping[Any, int] = WeakIdKeyDictionary()
+"""The number of each tensor."""
 MAX_BYTES = 32 << 20
 """Bytes above which an array counts as data and is not inspected."""
 NUMBERS = (bool, int, float)
@@ -215,7 +218,16 @@ def _versions(value: Any) -> list[Any]:
     """Return a list that differs once the tensors, arrays or networks in a value change, without copying them."""
     parts = [one for one in _state_in(value, ()) if isinstance(one, torch.Tensor | str)]
     weights = [_sum(one) for one in parts if isinstance(one, nn.Parameter)]
-    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in parts] + weights
+    return [
+        one if isinstance(one, str) else (_number(one), one.is_inference() or one._version) for one in parts
+    ] + weights
+
+
+def _number(one: torch.Tensor) -> int:
+    """Return a number that no other tensor has; its `id` may be that of one that is gone."""
+    if one not in TENSORS:
+        TENSORS[one] = next(INSPECTIONS)
+    return TENSORS[one]
 
 
 def _sum(leaf: torch.Tensor) -> str:
