@@ -113,8 +113,8 @@ class Trained:
         except (CheckpointError, DiskError) as error:
             # The link names newer weights before older ones are deleted.
             newest = Path(os.path.realpath(path.with_name("best.pt")))  # resolve() raises for links in a circle
-            gone, lost = (not os.path.exists(one) for one in (path, newest))  # noqa: PTH110  # Path.exists() may raise
-            if not gone or newest.name == file or lost:
+            here, newer = (os.path.exists(one) for one in (path, newest))  # noqa: PTH110  # Path.exists() may raise
+            if here or newest.name == file or not newer:
                 raise
             raise CheckpointError(
                 f"the run has replaced {path} since this report was read, or trained while the directory was copied. Call "

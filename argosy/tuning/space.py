@@ -88,8 +88,8 @@ def grid_points(space: Any) -> dict[GridKey, dict[str, Any]]:
             "scheduler 'grid' needs a space of named distributions, but space is a function. Pass a dictionary."
         )
     check_distributions(space)
-    count = math.prod(map(count_values, space.values()))
-    if MOST_POINTS < count < math.inf:
+    counts = [count_values(one) for one in space.values()]
+    if math.inf not in counts and (count := math.prod(counts)) > MOST_POINTS:
         raise StudyError(
             f"scheduler 'grid': the space has {count:,} points; at most {MOST_POINTS:,} can be listed. Increase steps or use choices of "
             "few values, or use scheduler='random' with n_trials."

@@ -502,6 +502,8 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("'lr' has infinitely many values. Set step=", scheduler="grid")
     width = IntDistribution(1, 2000)
     refused(r"the space has 4,000,000 points; at most 1,000,000", scheduler="grid", space={"a": width, "b": width})
+    large = {f"x{number}": IntDistribution(1, 10**6) for number in range(60)}
+    refused("'lr' has infinitely many values", scheduler="grid", space={**large, "lr": FloatDistribution(0, 1)})
     for numbered in ({1: width}, lambda trial: {"lr": trial.suggest_float(1, 0.1, 0.2)}):
         refused("a parameter named 1, of type int; names must be strings. Write '1'", space=numbered)
     refused(
